@@ -1,0 +1,1 @@
+"""What is stored: targets, records, Inductor's files and bundles."""

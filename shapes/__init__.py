@@ -1,0 +1,1 @@
+"""Model config -> the GEMMs that the model runs."""

@@ -1,0 +1,58 @@
+"""One GEMM that a model runs, and where it came from."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Op = Literal["mm", "addmm", "bmm", "scaled_mm", "grouped_mm"]
+Engine = Literal["transformers", "vllm"]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """`A [batch, m, k] @ B [batch, k, n]`; sizes in elements.
+
+    The field names are those of the JSON and Parquet columns.
+    """
+
+    op: Op
+    m: int
+    """Rows of A: the tokens of one forward pass."""
+    n: int
+    """Columns of B: a linear's output features on this rank."""
+    k: int
+    """The reduced size: a linear's input features on this rank."""
+    batch: int = 1
+    """Independent products of one bmm."""
+    groups: int = 0
+    """Experts of one grouped_mm; 0 for the other ops."""
+    a_dtype: str = "bfloat16"
+    b_dtype: str = "bfloat16"
+    out_dtype: str = "bfloat16"
+    layout: str = "TN"
+    """BLAS letters of (B, A) as stored: a linear's weight is [n, k], hence "TN";
+    "NN" is a row-major B [k, n]."""
+    scaling: str | None = None
+    """Scale scheme of scaled_mm, such as "mxfp8"; None when unscaled."""
+    bias: bool = False
+    module: str = ""
+    """Where the model calls it, such as "layers.*.self_attn.q_proj"."""
+    count: int = 1
+    """Calls in one forward pass of the whole model."""
+    tp: int = 1
+    """Tensor-parallel ranks that the sizes are split for."""
+    engine: Engine = "transformers"
+    rule: str = ""
+    """The rule that made the sizes, in words."""
+
+    @property
+    def problem(self) -> tuple[str, int, int, int, int, int]:
+        """What is computed, without where it came from."""
+        return (self.op, self.m, self.n, self.k, self.batch, self.groups)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the JSON row, with the columns in their documented order."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lead = f"{self.batch}x" if self.op == "bmm" else ""
+        return f"{self.op} {lead}({self.m}, {self.n}, {self.k})"

@@ -1,0 +1,1 @@
+"""The search: candidates, builders, timers, selection, the command line."""
