@@ -112,7 +112,7 @@ def test_newer_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(records, "RECORDS_SCHEMA", 7)
         write_records([record()], tmp_path / "r.parquet")
-    with pytest.raises(FlytuneError, match="records schema 7 is newer .*: 1"):
+    with pytest.raises(FlytuneError, match=r"records schema 7 is newer .*: 1"):
         read_records(tmp_path / "r.parquet")
 
 
