@@ -1,0 +1,71 @@
+"""The truth about a model's GEMMs: transformers' own model, built without memory on
+the meta device, and what one forward pass of it calls.
+
+torch and transformers are imported on use: planning by arithmetic needs neither.
+"""
+
+import json
+from dataclasses import dataclass
+
+from flytune.shapes.derive import Attention
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.gemm import Op
+from flytune.shapes.model_config import ConfigError, ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TracedGemm:
+    """One call of aten's mm, addmm or bmm."""
+
+    module: str
+    """The innermost module that ran it, such as "model.layers.3.mlp.up_proj"."""
+    op: Op
+    m: int
+    n: int
+    k: int
+    batch: int
+    a_dtype: str
+    b_dtype: str
+    out_dtype: str
+    layouts: tuple[str, ...]
+    """The layouts that the strides allow: several where a size is 1."""
+    bias: bool
+
+
+def trace_gemms(
+    config: ModelConfig, tokens: int, attention: Attention = "sdpa"
+) -> tuple[TracedGemm, ...]:
+    """Run one sequence of `tokens` tokens through the whole model, every layer.
+
+    No weight is allocated and nothing is fetched: the model is made from
+    `config.raw` alone.
+
+    Raises:
+        FlytuneError: torch or transformers is not installed.
+        ConfigError: transformers refuses the config.
+    """
+    try:
+        import torch
+        import transformers
+
+        from flytune.shapes.recorder import record_gemms
+    except ImportError as error:
+        raise FlytuneError(
+            f"tracing a model needs the build extra: `{error.name}`",
+            hint="pip install 'flytune[build]'",
+        ) from error
+    raw = json.loads(config.raw)
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.for_model(**raw),
+                attn_implementation=attention,
+                dtype=getattr(torch, config.dtype),
+            ).eval()
+    except Exception as error:
+        # Any type: transformers validates with errors of its own, torch's and Python's.
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"transformers refuses the config, {reason}: `{config.source}`"
+        ) from error
+    return record_gemms(model, tokens)

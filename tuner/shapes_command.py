@@ -1,0 +1,117 @@
+"""`flytune shapes`: the GEMMs that a model runs, a line each."""
+
+import json
+from typing import Any
+
+import click
+
+from flytune.shapes.derive import Attention
+from flytune.shapes.gemm import Engine, GemmShape
+from flytune.shapes.plan import plan_shapes
+from flytune.shapes.registry import find_model
+from flytune.shapes.tokens import DEFAULT_TOKENS, parse_tokens
+
+
+class TokensType(click.ParamType[tuple[int, ...]]):
+    """Token counts such as `1,8,64`."""
+
+    name = "counts"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_tokens(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("shapes")
+@click.option(
+    "--model",
+    required=True,
+    help="A shipped name, a config.json or its folder, or a Hugging Face id.",
+)
+@click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Tensor-parallel ranks; the sizes are one rank's.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["transformers", "vllm"]),
+    default="transformers",
+    show_default=True,
+    help="Whose program runs the model.",
+)
+@click.option(
+    "--tokens",
+    type=TokensType(),
+    default=",".join(map(str, DEFAULT_TOKENS)),
+    show_default=True,
+    help="Token counts of a forward pass, each an `m`.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["sdpa", "eager"]),
+    default="sdpa",
+    show_default=True,
+    help="eager adds the two bmm of each layer; sdpa is one fused kernel, no GEMM.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
+def shapes_command(
+    model: str,
+    tp: int,
+    engine: Engine,
+    tokens: tuple[int, ...],
+    attention: Attention,
+    as_json: bool,
+) -> None:
+    """List the GEMMs that a model runs on one rank.
+
+    The sizes are worked out from the config and checked against transformers' own
+    model, built without memory.
+    """
+    if engine == "vllm" and attention == "eager":
+        raise click.UsageError("--attention eager needs --engine transformers")
+    config = find_model(model)
+    shapes = plan_shapes(
+        config, tp=tp, engine=engine, tokens=tokens, attention=attention
+    )
+    if as_json:
+        for shape in shapes:
+            click.echo(json.dumps(shape.to_row()))
+    else:
+        click.echo(_table(shapes))
+
+
+def _table(shapes: tuple[GemmShape, ...]) -> str:
+    """Align the columns: numbers to the right, words to the left."""
+    header = ("op", "m", "n", "k", "batch", "dtype", "count", "module", "rule")
+    numbers = {"m", "n", "k", "batch", "count"}
+    rows = [header, *(_cells(shape) for shape in shapes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if title in numbers else cell.ljust(width)
+            for title, cell, width in zip(header, row, widths, strict=True)
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _cells(shape: GemmShape) -> tuple[str, ...]:
+    sizes = (shape.m, shape.n, shape.k, shape.batch)
+    return (
+        shape.op,
+        *map(str, sizes),
+        shape.out_dtype,
+        str(shape.count),
+        shape.module,
+        shape.rule,
+    )
