@@ -12,9 +12,13 @@ DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_DTYPE = "bfloat16"
 """What both engines run a config without a dtype in."""
 
+QUANT_SIDECAR = "hf_quant_config.json"
+"""Where modelopt says that a model is quantised, in place of its config.json."""
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_SIZE = 2**31 - 1
 """Largest value of a size field; more is a corrupt file, not a model."""
+MAX_LAYERS = 10_000
+"""As above, and each layer is built when the model is traced."""
 
 
 class ConfigError(FlytuneError):
@@ -55,8 +59,8 @@ def read_config(path: Path, name: str) -> ModelConfig:
     """Read the config.json at `path` as the model `name`.
 
     Raises:
-        ConfigError: the file is missing, unreadable, not JSON, or `parse_config`
-            refuses it.
+        ConfigError: the file is missing, unreadable or not JSON, a modelopt
+            `hf_quant_config.json` lies beside it, or `parse_config` refuses it.
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -67,6 +71,9 @@ def read_config(path: Path, name: str) -> ModelConfig:
         raise ConfigError(f"cannot read the config, {reason}: `{path}`") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config is not UTF-8 text: `{path}`") from error
+    sidecar = path.with_name(QUANT_SIDECAR)
+    if sidecar.exists():
+        raise ConfigError(f"quantised models are not supported: `{sidecar}`")
     return parse_config(text, name=name, source=str(path))
 
 
@@ -89,7 +96,8 @@ def parse_config(text: str, *, name: str, source: str) -> ModelConfig:
     kv_default = family.kv_heads if absent and family.kv_heads else heads
     kv_heads = fields.size("num_key_value_heads", default=kv_default)
     if heads % kv_heads:
-        raise fields.error("num_key_value_heads", f"does not divide {heads} heads")
+        fault = f"of {kv_heads} does not divide {heads} heads"
+        raise fields.error("num_key_value_heads", fault)
     return ModelConfig(
         name=name,
         source=source,
@@ -97,7 +105,7 @@ def parse_config(text: str, *, name: str, source: str) -> ModelConfig:
         model_type=family.model_type,
         hidden_size=hidden,
         intermediate_size=fields.size("intermediate_size"),
-        num_hidden_layers=fields.size("num_hidden_layers"),
+        num_hidden_layers=fields.size("num_hidden_layers", most=MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=_head_dim(fields, family, hidden, heads),
@@ -121,7 +129,9 @@ class _Fields:
         value = json.dumps(self.raw.get(field))[:60]
         return ConfigError(f"{field} {fault} in `{self.source}`: `{value}`")
 
-    def size(self, field: str, *, default: int | None = None) -> int:
+    def size(
+        self, field: str, *, default: int | None = None, most: int = MAX_SIZE
+    ) -> int:
         value = self.raw.get(field)
         if value is None:
             if default is None:
@@ -129,8 +139,8 @@ class _Fields:
             return default
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.error(field, "is not a whole number")
-        if not 0 < value <= MAX_SIZE:
-            raise self.error(field, f"is not from 1 to {MAX_SIZE}")
+        if not 0 < value <= most:
+            raise self.error(field, f"is not from 1 to {most}")
         return value
 
     def flag(self, field: str) -> bool:

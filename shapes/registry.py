@@ -2,12 +2,18 @@
 
 import difflib
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.model_config import ModelConfig, parse_config, read_config
+from flytune.shapes.model_config import (
+    QUANT_SIDECAR,
+    ModelConfig,
+    parse_config,
+    read_config,
+)
 
 HUB_TIMEOUT_S = 5.0
 
@@ -115,8 +121,11 @@ def _read_hub(name: str) -> ModelConfig:
             f"fetching a config needs the build extra: `{name}`",
             hint="pip install 'flytune[build]'",
         ) from error
+    offline = _out_of_reach(name)
     try:
-        path = hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
+        path = hf_hub_download(name, "config.json", local_files_only=offline)
+        with suppress(errors.EntryNotFoundError):
+            hf_hub_download(name, QUANT_SIDECAR, local_files_only=offline)
     except errors.GatedRepoError as error:
         raise FlytuneError(
             f"the hub keeps this model gated: `{name}`",
@@ -130,9 +139,26 @@ def _read_hub(name: str) -> ModelConfig:
         near = _near(name)
         raise FlytuneError(
             f"cannot reach the Hugging Face hub for model: `{name}`",
-            hint=near or "give the path of its config.json",
+            hint="give the path of its config.json" + (f"; {near}" if near else ""),
         ) from error
     return read_config(Path(path), name.rpartition("/")[2])
+
+
+def _out_of_reach(name: str) -> bool:
+    """Ask the hub once: its download would log and retry for half a minute."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except errors.HfHubHTTPError as error:
+        # Below 500 the hub has answered, and the download says what is wrong.
+        return error.response.status_code >= 500
+    except errors.HFValidationError:
+        return False
+    except Exception:
+        # Any type: the HTTP library under the hub's differs between its releases.
+        return True
+    return False
 
 
 def _unknown(name: str) -> UnknownModelError:

@@ -42,7 +42,7 @@ def trace_gemms(
 
     Raises:
         FlytuneError: torch or transformers is not installed.
-        ConfigError: transformers refuses the config.
+        ConfigError: transformers cannot build or run the config's model.
     """
     try:
         import torch
@@ -61,11 +61,11 @@ def trace_gemms(
                 transformers.AutoConfig.for_model(**raw),
                 attn_implementation=attention,
                 dtype=getattr(torch, config.dtype),
-            ).eval()
+            )
+        return record_gemms(model.eval(), tokens)
     except Exception as error:
         # Any type: transformers validates with errors of its own, torch's and Python's.
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ConfigError(
-            f"transformers refuses the config, {reason}: `{config.source}`"
+            f"transformers cannot run this config, {reason}: `{config.source}`"
         ) from error
-    return record_gemms(model, tokens)
