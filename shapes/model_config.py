@@ -63,6 +63,8 @@ def read_config(path: Path, name: str) -> ModelConfig:
             `hf_quant_config.json` lies beside it, or `parse_config` refuses it.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"not a regular file: `{path}`")
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"too large for a model config: `{path}`")
         text = path.read_text(encoding="utf-8")

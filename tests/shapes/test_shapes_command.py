@@ -1,0 +1,104 @@
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.shapes_command import shapes_command
+
+FIELDS = "op,m,n,k,batch,groups,a_dtype,b_dtype,out_dtype,layout,scaling,bias,module"
+FIELDS += ",count,tp,engine,rule"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(shapes_command, arguments)
+
+
+def test_json_is_lines_of_rows_and_nothing_else() -> None:
+    result = run(
+        *("--model", "llama-3.3-70b", "--tp", "8", "--engine", "vllm"),
+        *("--tokens", "8,1", "--json"),
+    )
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert all(",".join(row) == FIELDS for row in rows)
+    assert [(row["m"], row["n"], row["k"]) for row in rows[:5]] == [
+        (8, 1280, 8192),
+        (8, 8192, 1024),
+        (8, 7168, 8192),
+        (8, 8192, 3584),
+        (8, 16032, 8192),
+    ]
+    assert len(rows) == 10
+
+
+def test_the_table_has_a_line_a_shape_and_the_default_counts() -> None:
+    result = run("--model", "Qwen3-4B")
+    assert result.exit_code == 0
+    header, *lines = result.stdout.splitlines()
+    assert " ".join(header.split()) == "op m n k batch dtype count module rule"
+    assert len(lines) == 8 * 9
+    assert " ".join(lines[0].split()[:7]) == "mm 1 4096 2560 1 bfloat16 36"
+    assert {line.index("bfloat16") for line in lines} == {header.index("dtype")}
+
+
+def test_eager_attention_is_listed() -> None:
+    result = run("--model", "Qwen3-4B", "--tokens", "16", "--attention", "eager")
+    assert sum(line.startswith("bmm") for line in result.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tokens", "0"), "token counts start at 1: `0`"),
+        (("--tokens", "-8"), "token counts start at 1: `-8`"),
+        (("--tokens", "8,x"), "not a number of tokens: `x`"),
+        (("--tokens", ""), "empty token count in: ``"),
+        (("--tokens", "8,8"), "token count given twice: `8`"),
+        (("--tp", "0"), "0 is not in the range x>=1"),
+        (("--tp", "two"), "'two' is not a valid integer"),
+        (("--engine", "trt"), "'trt' is not one of 'transformers', 'vllm'"),
+        (("--engine", "vllm", "--attention", "eager"), "--attention eager needs"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    result = run("--model", "Qwen3-4B", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert message in last
+
+
+def test_a_model_must_be_named() -> None:
+    assert run().exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("Llama-3.3-70", "no config for model: `Llama-3.3-70`"),
+        ("./nowhere", "no such config file or folder: `./nowhere`"),
+    ],
+)
+def test_an_unknown_model_fails_with_nothing_on_stdout(
+    model: str, message: str
+) -> None:
+    result = run("--model", model)
+    assert isinstance(result.exception, FlytuneError)
+    assert str(result.exception) == message
+    assert result.exit_code == 1
+    assert result.stdout == ""
+
+
+def test_a_truncated_config_fails_with_nothing_on_stdout(tmp_path: Path) -> None:
+    text = (files("flytune.shapes") / "models" / "Qwen3-4B.json").read_text("utf-8")
+    (tmp_path / "config.json").write_text(text[:200])
+    result = run("--model", str(tmp_path), "--json")
+    assert isinstance(result.exception, FlytuneError)
+    assert "config is not JSON" in str(result.exception)
+    assert result.stdout == ""
