@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from flytune.caches.manifest import (
 from flytune.shapes.errors import FlytuneError
 
 ARCHIVE_SUFFIX = ".tar.zst"
+TEMPORARY = ".flytune-"
+"""In the name of what is being written, between the final name and random letters."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -55,13 +57,20 @@ class Bundle:
             return cls(path, Manifest.from_json(text), sha256_hex(text))
         raise BundleError(Fault.FIRST, path)
 
-    def place(self, into: Path, only: Collection[str] | None = None) -> None:
+    def place(
+        self,
+        into: Path,
+        *,
+        only: Collection[str] | None = None,
+        finish: Callable[[Path], None] | None = None,
+    ) -> None:
         """Check every file of the bundle and write it, all or nothing.
 
         Args:
             into: an absent or empty directory; its parent exists. What is written is
                 readable by the owner alone.
             only: the paths to write, where that is not all; all are checked.
+            finish: called with the directory before it takes the name of `into`.
 
         Raises:
             FlytuneError: a file breaks a rule of the bundle, or cannot be written.
@@ -70,9 +79,12 @@ class Bundle:
         with writing(into):
             sizes = (self.manifest.files[path].size_bytes for path in wanted)
             _check_room(into.parent, sum(sizes))
-            temporary = Path(tempfile.mkdtemp(prefix=f".{into.name}.", dir=into.parent))
+            prefix = f".{into.name}{TEMPORARY}"
+            temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=into.parent))
             try:
                 self._write_all(temporary, wanted)
+                if finish is not None:
+                    finish(temporary)
                 temporary.rename(into)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from flytune.caches.archive import ArchiveWriter
-from flytune.caches.bundle import ARCHIVE_SUFFIX, plain_files, writing
+from flytune.caches.bundle import ARCHIVE_SUFFIX, TEMPORARY, plain_files, writing
 from flytune.caches.manifest import MANIFEST_NAME, FileEntry, Manifest
 from flytune.shapes.errors import FlytuneError
 
@@ -48,7 +48,9 @@ def pack(staging: Path, manifest: Manifest, out: Path) -> Path:
 def _pack_archive(
     staging: Path, text: bytes, files: Mapping[str, FileEntry], out: Path
 ) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
+    descriptor, name = tempfile.mkstemp(
+        prefix=f".{out.name}{TEMPORARY}", dir=out.parent
+    )
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -71,7 +73,7 @@ def _pack_archive(
 def _pack_directory(
     staging: Path, text: bytes, files: Mapping[str, FileEntry], out: Path
 ) -> None:
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}{TEMPORARY}", dir=out.parent))
     try:
         (temporary / MANIFEST_NAME).write_bytes(text)
         for path, entry in files.items():

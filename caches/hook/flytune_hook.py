@@ -1,0 +1,206 @@
+"""The import hook that holds torch to an installed bundle's policy.
+
+It runs in the interpreter of any served command, which may lack flytune: the standard
+library alone, and nothing newer than Python 3.10. It must never stop the program: what
+does not fit disables the bundle with one line.
+"""
+
+import importlib.metadata
+import json
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+ACTIVATION_NAME = "activation.json"
+INSTALLED_VARIABLE = "FLYTUNE_INSTALLED"
+CHANGES_VARIABLE = "FLYTUNE_CHANGES"
+_WATCHED = (
+    "torch",
+    "torch._inductor.config",
+    "torch._dynamo.config",
+    "torch._inductor.codecache",
+)
+_CONFIGS = {"torch._inductor.config": "inductor", "torch._dynamo.config": "dynamo"}
+
+Changes = Mapping[str, tuple[str | None, str | None]]
+"""A variable's name to the value that flytune set and the one before; None is unset."""
+
+
+class Hook:
+    """A finder that looks at torch's modules just after they are imported."""
+
+    def __init__(self, directory: str, changes: Changes) -> None:
+        self.flytune_directory = directory
+        self._changes = changes
+        self._waiting = set(_WATCHED)
+        self._finding: set[tuple[int, str]] = set()
+        self._undo: list[Callable[[], None]] = []
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Return what the other finders find, set to call back once it ran."""
+        key = (threading.get_ident(), fullname)
+        if fullname not in self._waiting or key in self._finding:
+            return None
+        self._finding.add(key)
+        try:
+            spec = self._found(fullname, path, target)
+        finally:
+            self._finding.discard(key)
+        if spec is not None and spec.loader is not None:
+            self._watch(spec.loader, fullname)
+        return spec
+
+    def loaded(self, module: Any) -> None:
+        """Check a module that was imported; disable the bundle if it does not fit."""
+        if module.__name__ not in self._waiting:
+            return
+        self._waiting.discard(module.__name__)
+        try:
+            reason = next(self._differences(module), None)
+        # Whatever torch's private parts do, serving goes on without the bundle.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason is not None:
+            self.disable(reason)
+        elif not self._waiting:
+            self._leave()
+
+    def disable(self, reason: str | None) -> None:
+        """Set everything back; say why in one line, unless `reason` is None."""
+        self._waiting.clear()
+        self._leave()
+        while self._undo:
+            self._undo.pop()()
+        restore(self._changes, os.environ)
+        if reason is not None:
+            say(f"bundle not used: {reason}")
+
+    def _found(self, fullname: str, path: Any, target: Any) -> Any:
+        for finder in tuple(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if find and finder is not self else None
+            if spec is not None:
+                return spec
+        return None
+
+    def _watch(self, loader: Any, fullname: str) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self.loaded(module)
+
+        # On the instance, so that the loader stays what inspect and pickle expect.
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            self.disable(f"cannot watch the import of {fullname}")
+
+    def _leave(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _differences(self, module: Any) -> Iterator[str]:
+        path = os.path.join(self.flytune_directory, ACTIVATION_NAME)
+        with open(path, encoding="utf-8") as file:
+            activation = json.load(file)
+        built = activation["software"]
+        if module.__name__ in _CONFIGS:
+            for name, value in activation[_CONFIGS[module.__name__]].items():
+                yield from self._configure(module, name, value)
+            return
+        if module.__name__ == "torch":
+            live = _environment_parts(module, activation["kind"])
+        else:
+            live = {"torch_key": module.torch_key().hex()}
+        for name, value in live.items():
+            if built.get(name) not in (None, value):
+                yield f"software.{name}: built for `{built[name]}`, here `{value}`"
+
+    def _configure(self, config: Any, name: str, value: Any) -> Iterator[str]:
+        entry = config._config.get(name)
+        if entry is None:
+            yield f"torch has no setting that the policy names: `{name}`"
+            return
+        if isinstance(entry.default, (tuple, set, frozenset)):
+            value = type(entry.default)(value)
+        previous = entry.env_value_default
+        # Not setattr: since torch 2.15 that reaches the current thread alone, and
+        # serving compiles in others. A program's own setting still comes first.
+        entry.env_value_default = value
+        self._undo.append(lambda: setattr(entry, "env_value_default", previous))
+        if (live := getattr(config, name)) != value:
+            yield f"policy `{name}`: built for `{value}`, here `{live}`"
+
+
+def arm(directory: str, changes: Changes) -> None:
+    """Watch this process import torch; what is imported already is checked now.
+
+    Args:
+        directory: an installed bundle.
+        changes: what was set in the environment, to be set back if it does not fit.
+    """
+    hook = Hook(directory, changes)
+    sys.meta_path.insert(0, hook)
+    for name in _WATCHED:
+        if name in sys.modules:
+            hook.loaded(sys.modules[name])
+
+
+def armed() -> Any:
+    """Return this process's hook, whichever copy of this module made it, or None."""
+    for finder in sys.meta_path:
+        if hasattr(finder, "flytune_directory"):
+            return finder
+    return None
+
+
+def arm_from_environment() -> None:
+    """Arm a child process as its parent's environment says."""
+    directory = os.environ.get(INSTALLED_VARIABLE)
+    if not directory:
+        return
+    try:
+        row = json.loads(os.environ.get(CHANGES_VARIABLE, "{}"))
+        changes = {name: (value, was) for name, (value, was) in row.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        say(f"bundle not used: {CHANGES_VARIABLE}: {error}")
+        return
+    arm(directory, changes)
+
+
+def restore(changes: Changes, environment: MutableMapping[str, str]) -> None:
+    """Set variables back, but none that has another value by now."""
+    for name, (value, was) in changes.items():
+        if environment.get(name) != value:
+            continue
+        if was is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = was
+    environment.pop(CHANGES_VARIABLE, None)
+
+
+def say(line: str) -> None:
+    """Print one line on stderr, if there is one."""
+    try:
+        print(f"flytune: {line}", file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def _environment_parts(torch: Any, kind: str) -> dict[str, Any]:
+    parts = {
+        "python_abi": sysconfig.get_config_var("SOABI"),
+        "torch": str(torch.__version__),
+        "torch_git": torch.version.git_version,
+    }
+    if kind != "cpu":
+        try:
+            parts["triton"] = importlib.metadata.version("triton")
+        except importlib.metadata.PackageNotFoundError:
+            parts["triton"] = "absent"
+    return parts
