@@ -27,7 +27,8 @@ def plan_shapes(
 
     The trace is of the whole model in transformers, so it checks the arithmetic
     before any split or fusion, at the least and the most tokens: every size is linear
-    in the count. `tokens` is not empty. `trace=False` trusts arithmetic, where transformers is not installed.
+    in the count. `tokens` is not empty. `trace=False` trusts arithmetic, for where
+    transformers is not installed.
 
     Raises:
         ShapeMismatchError: arithmetic and trace differ; the message names the layer.
