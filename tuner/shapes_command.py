@@ -1,7 +1,6 @@
 """`flytune shapes`: the GEMMs that a model runs, a line each."""
 
 import json
-from typing import Any
 
 import click
 
@@ -12,20 +11,18 @@ from flytune.shapes.registry import find_model
 from flytune.shapes.tokens import DEFAULT_TOKENS, parse_tokens
 
 
-class TokensType(click.ParamType[tuple[int, ...]]):
-    """Token counts such as `1,8,64`."""
+def read_tokens(
+    _context: click.Context, _parameter: click.Parameter, value: str
+) -> tuple[int, ...]:
+    """Read token counts such as `1,8,64`, as the callback of a click option.
 
-    name = "counts"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return parse_tokens(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    Raises:
+        click.BadParameter: as `parse_tokens` finds fault.
+    """
+    try:
+        return parse_tokens(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @click.command("shapes")
@@ -50,7 +47,8 @@ class TokensType(click.ParamType[tuple[int, ...]]):
 )
 @click.option(
     "--tokens",
-    type=TokensType(),
+    callback=read_tokens,
+    metavar="COUNTS",
     default=",".join(map(str, DEFAULT_TOKENS)),
     show_default=True,
     help="Token counts of a forward pass, each an `m`.",
