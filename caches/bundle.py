@@ -126,6 +126,19 @@ def writing(path: Path) -> Iterator[None]:
         raise FlytuneError(f"cannot write: {place}: {error.strerror}") from error
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder and those above it that are absent, for the owner alone.
+
+    `Path.mkdir` gives its mode to the last one only.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def plain_files(directory: Path) -> tuple[str, ...]:
     """Return the sorted relative paths of the files under a directory.
 
@@ -223,7 +236,7 @@ def _copy(
     left = entry.size_bytes
     target = None if directory is None else directory / name
     if target is not None:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(target.parent)
     with open(os.devnull if target is None else target, "wb") as file:
         while part := content.read():
             left -= len(part)

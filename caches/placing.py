@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.bundle import TEMPORARY, Bundle, writing
+from flytune.caches.bundle import TEMPORARY, Bundle, make_private, writing
 from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, say
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, canonical_json
 from flytune.shapes.errors import FlytuneError
@@ -60,7 +60,7 @@ def place(bundle: Bundle, directory: Path | None) -> tuple[Path, tuple[str, ...]
     target = default_directory(bundle.digest) if directory is None else directory
     target = target.absolute()
     with writing(target):
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(target.parent)
         if own:
             _check_private(target.parent)
         with _locked(target.parent / f".{target.name}.lock"):
@@ -144,7 +144,7 @@ def _holds(path: Path, content: bytes) -> bool:
 def _put(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(target.parent)
     source.replace(target)
 
 

@@ -1,0 +1,82 @@
+"""The commands that read, install and run with a finished bundle."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from flytune.caches.inspect import describe, summary
+from flytune.caches.install import Installed, exec_environment, prepare
+from flytune.shapes.errors import FlytuneError
+
+_BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
+_INTO = click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory to install into [default: below $FLYTUNE_HOME or ~/.cache/flytune]",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line")
+
+
+@click.command("inspect")
+@_BUNDLE
+@_JSON
+def inspect_command(bundle: Path, as_json: bool) -> None:
+    """Say what BUNDLE holds, without unpacking it."""
+    click.echo(json.dumps(summary(bundle)) if as_json else describe(bundle))
+
+
+@click.command("install")
+@_BUNDLE
+@_INTO
+@_JSON
+def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
+    """Check BUNDLE and put its caches in place; print what serving must set."""
+    installed = prepare(bundle, into, strict=True)
+    if as_json:
+        click.echo(json.dumps(_row(installed)))
+        return
+    for name, value, _ in installed.changes:
+        if value is None:
+            click.echo(f"unset {name}")
+        else:
+            click.echo(f"export {name}={shlex.quote(value)}")
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@_BUNDLE
+@_INTO
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_command(bundle: Path, into: Path | None, command: tuple[str, ...]) -> None:
+    """Run COMMAND with BUNDLE in place: `flytune exec B -- python serve.py`.
+
+    A bundle for another target is left out with one line; COMMAND runs all the same.
+    """
+    installed = prepare(bundle, into, command=True)
+    hit = installed.directory is not None
+    environment = exec_environment(installed) if hit else dict(os.environ)
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise FlytuneError(f"cannot run: {command[0]}: {error.strerror}") from error
+
+
+def _row(installed: Installed) -> dict[str, object]:
+    return {
+        "bundle": str(installed.bundle),
+        "status": installed.status,
+        "directory": str(installed.directory),
+        "environment": {name: value for name, value, _ in installed.changes},
+        "parts": [
+            {
+                "part": result.part,
+                "status": result.status,
+                "built": result.built,
+                "live": result.live,
+            }
+            for result in installed.parts
+        ],
+        "mended": list(installed.mended),
+    }
