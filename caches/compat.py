@@ -1,0 +1,106 @@
+"""Differences between torch releases, and the check that none is unknown.
+
+Everything else in the project is written for the newest supported release; what an
+older one spells otherwise is translated here.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import re
+from typing import Any
+
+from flytune.shapes.errors import FlytuneError
+
+OLDEST_TORCH = (2, 11)
+NEWEST_TORCH = (2, 15)
+
+
+def torch_version() -> str:
+    """Return the installed torch's version, without importing it.
+
+    Raises:
+        FlytuneError: torch is not installed.
+    """
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise FlytuneError(
+            "torch is not installed", hint="install it with `pip install torch`"
+        ) from error
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return (major, minor) of a version such as "2.15.0+cu130"."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise FlytuneError(f"torch has an unreadable version: `{version}`")
+    return int(match[1]), int(match[2])
+
+
+def require_torch() -> str:
+    """Return the installed torch's version if it is a supported one.
+
+    Raises:
+        FlytuneError: torch is absent, or older or newer than the supported range.
+    """
+    version = torch_version()
+    low, high = (f"{a}.{b}" for a, b in (OLDEST_TORCH, NEWEST_TORCH))
+    if release(version) < OLDEST_TORCH:
+        raise FlytuneError(
+            f"torch is older than {low}, the oldest supported: {version}",
+            hint=f"install torch {low} to {high}",
+        )
+    if release(version) > NEWEST_TORCH:
+        raise FlytuneError(
+            f"torch is newer than {high}, the newest supported: {version}",
+            hint=f"install torch {low} to {high}, or a newer flytune",
+        )
+    return version
+
+
+def private(module: str, path: str) -> tuple[Any, str, Any]:
+    """Return (owner, name, value) of one private attribute of torch or FlyDSL.
+
+    Raises:
+        FlytuneError: this release has no such module or attribute.
+    """
+    try:
+        owner: Any = importlib.import_module(module)
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        return owner, name, getattr(owner, name)
+    except (ImportError, AttributeError) as error:
+        raise FlytuneError(
+            f"torch {torch_version()} changed a private interface that flytune "
+            f"uses: `{module}.{path}`",
+            hint="use a torch release that this flytune was made for, or report this",
+        ) from error
+
+
+@functools.cache
+def benchmark_key_has_policy() -> bool:
+    """Whether Inductor's timings are keyed by benchmark policy too (2.15 and later)."""
+    return hasattr(
+        importlib.import_module("torch._inductor.select_algorithm"),
+        "create_benchmark_cache_key",
+    )
+
+
+def benchmark_key(inputs_key: str, device_type: str) -> str:
+    """Return the key of one choice list in Inductor's timings file."""
+    if not benchmark_key_has_policy():
+        return inputs_key
+    make = private("torch._inductor.select_algorithm", "create_benchmark_cache_key")[2]
+    return str(make(inputs_key, device_type, False))
+
+
+def precision_key() -> str:
+    """Return the float32 precision part of the timings file's keys."""
+    codecache = importlib.import_module("torch._inductor.codecache")
+    make = getattr(codecache, "fp32_matmul_precision_key", None)
+    if make is not None:
+        return str(make())
+    torch = importlib.import_module("torch")
+    return str(torch.get_float32_matmul_precision())

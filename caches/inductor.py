@@ -1,0 +1,139 @@
+"""Inductor's files and keys: where it looks, and what it must find there.
+
+Every private interface of torch that concerns cache files is touched here and in
+`compat` and `ledger`, nowhere else.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.compat import private
+from flytune.shapes.errors import FlytuneError
+
+CODECACHE = "torch._inductor.codecache"
+
+
+def torch_key() -> str:
+    """Return the hash of torch's own sources, part of every graph key, as hex."""
+    return bytes(private(CODECACHE, "torch_key")[2]()).hex()
+
+
+def system_info() -> dict[str, Any]:
+    """Return what Inductor's timings file is named after, with its `hash`."""
+    return dict(private(CODECACHE, "CacheBase.get_system")[2]())
+
+
+def portable_config() -> dict[str, str]:
+    """Return every Inductor setting that is part of a graph's key, as `repr`."""
+    import torch._inductor.config
+
+    values = torch._inductor.config.save_config_portable()
+    return {name: repr(value) for name, value in sorted(values.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One decision as Inductor's timings file holds it."""
+
+    op: str
+    inputs_key: str
+    precision: str
+    choice_hash: str
+    ms: float
+    """Milliseconds; infinity for a candidate that must never be chosen."""
+
+
+def timings_file(cache_dir: Path, system_hash: str) -> Path:
+    """Return where Inductor reads GEMM timings (`PersistentCache` in codecache.py)."""
+    return cache_dir / "cache" / system_hash
+
+
+def write_timings(
+    cache_dir: Path, system: Mapping[str, Any], timings: Iterable[Timing]
+) -> Path:
+    """Write the timings file that Inductor consults before it would benchmark.
+
+    A failed candidate is written as infinity: one that is absent makes Inductor
+    compile and time the whole list again.
+
+    Raises:
+        FlytuneError: two different times for one candidate of one list.
+    """
+    cache: dict[str, Any] = {}
+    for timing in timings:
+        rows = (
+            cache.setdefault(timing.op, {})
+            .setdefault(timing.inputs_key, {})
+            .setdefault(timing.precision, {})
+        )
+        if rows.setdefault(timing.choice_hash, timing.ms) != timing.ms:
+            raise FlytuneError(
+                f"one candidate has two times in one list: `{timing.choice_hash}`"
+            )
+    path = timings_file(cache_dir, str(system["hash"]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(json.dumps({"system": dict(system), "cache": cache}, indent=1))
+    part.replace(path)
+    return path
+
+
+def read_timings(path: Path) -> tuple[Timing, ...]:
+    """Read a timings file of Inductor's.
+
+    Raises:
+        FlytuneError: the file is not one.
+    """
+    try:
+        cache = json.loads(path.read_text())["cache"]
+        return tuple(
+            Timing(op, key, precision, choice, float(ms))
+            for op, keys in cache.items()
+            for key, precisions in keys.items()
+            for precision, choices in precisions.items()
+            for choice, ms in choices.items()
+        )
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise FlytuneError(f"timings file cannot be read: {path}: {error}") from error
+
+
+def decision_ms(
+    winner: str, medians_us: Mapping[str, float | None]
+) -> dict[str, float]:
+    """Return milliseconds that make Inductor take `winner` of one list.
+
+    Inductor takes the least time; a tie that the search broke otherwise is written
+    so that the winner leads by a thousandth, and a candidate without a time loses.
+    The records keep what was measured.
+    """
+    lead = medians_us[winner]
+    if lead is None:
+        raise FlytuneError(f"the winner has no time: `{winner}`")
+    result = {}
+    for choice, median in medians_us.items():
+        if choice == winner:
+            result[choice] = lead / 1e3
+        elif median is None:
+            result[choice] = math.inf
+        else:
+            result[choice] = max(median, lead * 1.001) / 1e3
+    return result
+
+
+def key_parts(debug_lines: Iterable[str]) -> dict[str, str]:
+    """Return the parts of a graph's key, by name, as "hash value".
+
+    Source: `FxGraphCachePickler.debug_lines`, "[hash] name: value" a line. Values
+    are cut: they are for a person, the hash tells whether they differ.
+    """
+    parts = {}
+    for line in debug_lines:
+        digest, _, rest = line.partition("] ")
+        name, _, value = rest.partition(": ")
+        parts[name] = f"{digest[1:]} {' '.join(value.split())[:160]}"
+    return parts

@@ -1,0 +1,129 @@
+"""The serving policy: every setting that decides whether a cache entry hits.
+
+A bundle is baked, verified and served under one policy, which the manifest stores.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from flytune.shapes.errors import FlytuneError
+
+PolicyName = Literal["unfrozen", "frozen"]
+
+# Dynamo's default limit is 8 static sizes of one function, then it falls back to
+# eager; a policy leaves room for the sizes that it names and a few more.
+DYNAMO_RECOMPILE_LIMIT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPolicy:
+    """Settings that serving, baking and verifying share."""
+
+    name: str
+    tokens: tuple[int, ...]
+    """Static token counts that are served, each at least 1."""
+    threads: int
+    """OpenMP threads: they shape the C++ kernels' source."""
+    attention: str
+    """How the program computes attention: "eager" holds two bmm, "sdpa" none."""
+    dynamic: bool = False
+    """Whether serving compiles dynamic shapes; only False is baked."""
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    """`torch._inductor.config` values, by dotted name."""
+    dynamo: Mapping[str, Any] = field(default_factory=dict)
+    """`torch._dynamo.config` values, by dotted name."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that serving must have."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest's form."""
+        return {**asdict(self), "tokens": list(self.tokens)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "ServingPolicy":
+        """Read the manifest's form.
+
+        Raises:
+            FlytuneError: a field is missing, unknown or of the wrong type.
+        """
+        try:
+            policy = cls(**{**row, "tokens": tuple(row["tokens"])})
+        except (KeyError, TypeError) as error:
+            raise FlytuneError(f"serving policy is malformed: {error}") from error
+        if not policy.tokens or not all(isinstance(t, int) for t in policy.tokens):
+            raise FlytuneError(f"serving policy has no token counts: {policy.tokens}")
+        return policy
+
+    def apply(self) -> None:
+        """Set torch's configuration in this process to the policy's.
+
+        Environment variables are not touched: they must be set before torch is
+        imported.
+
+        Raises:
+            FlytuneError: this torch has no setting of that name.
+        """
+        import torch._dynamo.config
+        import torch._inductor.config
+
+        for config, values in (
+            (torch._inductor.config, self.inductor),
+            (torch._dynamo.config, self.dynamo),
+        ):
+            for name, value in values.items():
+                _set(config, name, value)
+
+
+def _set(config: Any, dotted: str, value: Any) -> None:
+    *parents, name = dotted.split(".")
+    for parent in parents:
+        config = getattr(config, parent)
+    try:
+        setattr(config, name, value)
+    except AttributeError as error:
+        raise FlytuneError(
+            f"torch has no setting that the policy names: `{dotted}`"
+        ) from error
+
+
+def cpu_policy(
+    name: str, *, tokens: tuple[int, ...], threads: int, attention: str
+) -> ServingPolicy:
+    """Return one of the two policies that CPU serving has.
+
+    `unfrozen`: graphs hit, so that nothing is lowered at the first call; a linear
+    offers one candidate, a bmm two. `frozen`: weights are packed ahead, and each
+    linear offers ATen and C++; torch refuses to cache such graphs and lowers them
+    again in each process.
+
+    Raises:
+        FlytuneError: there is no policy of that name.
+    """
+    if name not in get_args(PolicyName):
+        known = ", ".join(get_args(PolicyName))
+        raise FlytuneError(f"unknown policy: `{name}`", hint=f"known are {known}")
+    frozen = name == "frozen"
+    return ServingPolicy(
+        name=name,
+        tokens=tokens,
+        threads=threads,
+        attention=attention,
+        inductor={
+            "max_autotune": True,
+            "max_autotune_gemm_backends": "ATEN,CPP",
+            "freezing": frozen,
+        },
+        dynamo={
+            # The module-wide form of torch.compile(dynamic=False).
+            "automatic_dynamic_shapes": False,
+            "assume_static_by_default": True,
+            "recompile_limit": max(DYNAMO_RECOMPILE_LIMIT, 2 * len(tokens)),
+        },
+        env={
+            "OMP_NUM_THREADS": str(threads),
+            "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+            "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN,CPP",
+            "TORCHINDUCTOR_FREEZING": str(int(frozen)),
+        },
+    )

@@ -1,0 +1,162 @@
+"""The program that is baked and verified: a model's decoder layer and its head.
+
+The layers of a model share one graph when they are compiled one by one, so that one
+layer of random weights bakes all of them. Sequences have no cache of earlier keys:
+one sequence of `tokens` tokens is one forward pass.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from flytune.shapes.errors import FlytuneError
+
+if TYPE_CHECKING:
+    import torch
+
+# Prime, so that the repeated random values meet no tile's size.
+PATTERN = 4_194_301
+WEIGHT_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """What to build; enough to build it again in another process."""
+
+    config: Mapping[str, Any]
+    """The model's `config.json`, whole."""
+    attention: str
+    """"sdpa" or "eager", as transformers names them."""
+    kind: str = "transformers"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest's form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "ProgramSpec":
+        """Read the manifest's form.
+
+        Raises:
+            FlytuneError: it is not the form of a program that this version runs.
+        """
+        if row.get("kind") != "transformers":
+            raise FlytuneError(f"unknown kind of program: `{row.get('kind')}`")
+        try:
+            return cls(**row)
+        except TypeError as error:
+            raise FlytuneError(f"program is malformed: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One separately compiled part of a program."""
+
+    name: str
+    module: "torch.nn.Module"
+    inputs: Callable[[int, int], tuple[tuple[Any, ...], dict[str, Any]]]
+    """(tokens, seed) -> the arguments of one call."""
+
+
+def build_program(spec: ProgramSpec, *, seed: int) -> tuple[Piece, ...]:
+    """Return the decoder layer and the head with random weights.
+
+    Args:
+        spec: The model and its attention.
+        seed: Of the weights.
+
+    Raises:
+        FlytuneError: transformers is absent, or cannot build the model.
+    """
+    import torch
+
+    model, config = _meta_model(spec)
+    base = model.model
+    layer, norm, lm_head = base.layers[0], base.norm, model.lm_head
+    rotary = type(base.rotary_emb)(config=config)
+    head = torch.nn.Sequential(norm, lm_head)
+    for module in (layer, head):
+        _materialise(module, seed)
+
+    def layer_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = _hidden(config, tokens, seed)
+        positions = torch.arange(tokens)[None]
+        return (hidden,), {
+            "position_embeddings": rotary(hidden, positions),
+            "position_ids": positions,
+            "attention_mask": _causal_mask(spec, tokens, hidden.dtype),
+        }
+
+    def head_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (_hidden(config, tokens, seed),), {}
+
+    return Piece("layer", layer, layer_inputs), Piece("head", head, head_inputs)
+
+
+def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
+    """Return (model of one layer on the meta device, its config)."""
+    import torch
+
+    try:
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    except ImportError as error:
+        raise FlytuneError(
+            "running a model's program needs the build extra",
+            hint="pip install 'flytune[build]'",
+        ) from error
+
+    raw = dict(spec.config)
+    config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+    config.num_hidden_layers = 1
+    config._attn_implementation = spec.attention
+    dtype = getattr(torch, str(raw.get("torch_dtype") or raw.get("dtype", "bfloat16")))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval().requires_grad_(False), config
+
+
+def _materialise(module: "torch.nn.Module", seed: int) -> None:
+    """Give a meta module memory and random weights."""
+    module.to_empty(device="cpu")
+    for at, (name, parameter) in enumerate(module.named_parameters()):
+        if parameter.dim() == 1 and not name.endswith("bias"):
+            parameter.fill_(1.0)
+        else:
+            fill_random(parameter, seed=seed + at, std=WEIGHT_STD)
+
+
+def fill_random(tensor: "torch.Tensor", *, seed: int, std: float) -> None:
+    """Fill a dense tensor with normal values, cheaply even for gigabytes.
+
+    The values repeat after `PATTERN` elements, which meets no tile's size.
+    """
+    import torch
+
+    flat = tensor.view(-1)
+    count = min(PATTERN, flat.numel())
+    generator = torch.Generator().manual_seed(seed)
+    pattern = (torch.randn(count, generator=generator) * std).to(tensor.dtype)
+    for start in range(0, flat.numel(), count):
+        part = flat[start : start + count]
+        part.copy_(pattern[: part.numel()])
+
+
+def _hidden(config: Any, tokens: int, seed: int) -> "torch.Tensor":
+    import torch
+
+    generator = torch.Generator().manual_seed(seed + tokens)
+    values = torch.randn(1, tokens, config.hidden_size, generator=generator)
+    return values.to(config.dtype or torch.bfloat16)
+
+
+def _causal_mask(
+    spec: ProgramSpec, tokens: int, dtype: "torch.dtype"
+) -> "torch.Tensor | None":
+    """Return the additive mask that eager attention needs; sdpa makes its own."""
+    import torch
+
+    if spec.attention != "eager":
+        return None
+    lowest = torch.finfo(dtype).min
+    full = torch.full((tokens, tokens), lowest, dtype=dtype)
+    return torch.triu(full, diagonal=1)[None, None]

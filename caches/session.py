@@ -1,0 +1,171 @@
+"""Run a program once in this fresh process, under a policy, with a ledger.
+
+`python -m flytune.caches.session REQUEST RESULT`: both are JSON files. Bake and
+verify are this very run, on the bake's directory and on a copy of the bundle's.
+"""
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.compat import require_torch
+from flytune.caches.ledger import Ledger
+from flytune.caches.policy import ServingPolicy
+from flytune.caches.program import Piece, ProgramSpec, build_program
+
+# Largest error against eager, relative to the largest output: bf16 has 8 bits of
+# mantissa, and a layer adds a few roundings of 2^-8 in another order.
+TOLERANCE = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a compiled piece."""
+
+    piece: str
+    tokens: int
+    round: str
+    """"first" (largest size first), "again" or "reset" (both shuffled)."""
+    seconds: float
+    rel_error: float | None
+    """Largest difference from eager over eager's largest value; first round only."""
+
+
+def main() -> None:
+    """Run the request named on the command line and write its result."""
+    request_path, result_path = map(Path, sys.argv[1:3])
+    request = json.loads(request_path.read_text())
+    result = run(request)
+    part = result_path.with_suffix(".part")
+    part.write_text(json.dumps(result))
+    part.replace(result_path)
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Run every size of the policy: largest first, shuffled, and shuffled anew.
+
+    Args:
+        request: `program`, `policy`, `seed`, and `ledger` (False to time alone).
+
+    Raises:
+        FlytuneError: torch is unsupported, or the program cannot be built.
+    """
+    require_torch()
+    policy = ServingPolicy.from_json(request["policy"])
+    spec = ProgramSpec.from_json(request["program"])
+    import torch
+
+    from flytune.caches import inductor
+
+    policy.apply()
+    ledger = Ledger()
+    if request.get("ledger", True):
+        from flytune.caches.ledger_hooks import arm
+
+        arm(ledger)
+    config = inductor.portable_config()
+    pieces = build_program(spec, seed=request["seed"])
+    if request.get("load"):
+        torch.compiler.load_cache_artifacts(Path(request["load"]).read_bytes())
+    with torch.no_grad():
+        calls = run_rounds(pieces, policy, request["seed"])
+    saved = _save_artifacts(request.get("save"))
+    return {
+        "calls": [[c.piece, c.tokens, c.round, c.seconds, c.rel_error] for c in calls],
+        "ledger": ledger.to_json(),
+        "inductor_config": config,
+        "torch_key": inductor.torch_key(),
+        "system": inductor.system_info(),
+        "threads": torch.get_num_threads(),
+        "saved_bytes": saved,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def _save_artifacts(path: str | None) -> int:
+    """Write torch's mega-cache to `path`; return its bytes, 0 when torch has none."""
+    import torch
+
+    if path is None:
+        return 0
+    artifacts = torch.compiler.save_cache_artifacts()
+    if artifacts is None:
+        return 0
+    Path(path).write_bytes(artifacts[0])
+    return len(artifacts[0])
+
+
+def run_rounds(
+    pieces: tuple[Piece, ...], policy: ServingPolicy, seed: int
+) -> tuple[Call, ...]:
+    """Call every piece at every size in the three orders that serving may meet."""
+    import torch
+
+    largest_first = sorted(policy.tokens, reverse=True)
+    shuffled = list(largest_first)
+    random.Random(seed).shuffle(shuffled)
+    calls = []
+    compiled = _compile(pieces, policy)
+    for tokens in largest_first:
+        calls += [_call(p, c, tokens, "first", seed) for p, c in compiled]
+    for tokens in shuffled:
+        calls += [_call(p, c, tokens, "again", seed) for p, c in compiled]
+    if not policy.inductor.get("freezing"):
+        # A frozen graph is lowered anew each time: that would only repeat the first.
+        torch._dynamo.reset()
+        compiled = _compile(pieces, policy)
+        for tokens in shuffled:
+            calls += [_call(p, c, tokens, "reset", seed) for p, c in compiled]
+    return tuple(calls)
+
+
+def _compile(
+    pieces: tuple[Piece, ...], policy: ServingPolicy
+) -> list[tuple[Piece, Callable[..., Any]]]:
+    import torch
+
+    return [(p, torch.compile(p.module, dynamic=policy.dynamic)) for p in pieces]
+
+
+def _call(
+    piece: Piece, compiled: Callable[..., Any], tokens: int, round_: str, seed: int
+) -> Call:
+    args, kwargs = piece.inputs(tokens, seed)
+    start = time.perf_counter()
+    output = compiled(*args, **kwargs)
+    seconds = time.perf_counter() - start
+    error = None
+    if round_ == "first":
+        error = relative_error(output, piece.module(*args, **kwargs))
+    return Call(piece.name, tokens, round_, seconds, error)
+
+
+def relative_error(output: Any, reference: Any) -> float:
+    """Return the largest difference over the reference's largest value.
+
+    A NaN anywhere makes it NaN, which is no number that passes a tolerance.
+    """
+    worst = scale = 0.0
+    # In slices: the head's logits of a large model are gigabytes in float32.
+    for out, ref in zip(
+        output.flatten().split(2**24), reference.flatten().split(2**24), strict=True
+    ):
+        worst = max(worst, float((out.float() - ref.float()).abs().max()))
+        if worst != worst:
+            return worst
+        scale = max(scale, float(ref.abs().max()))
+    return worst / scale if scale else worst
+
+
+if __name__ == "__main__":
+    with nullcontext():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        main()

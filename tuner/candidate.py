@@ -1,0 +1,112 @@
+"""A candidate kernel, the list that Inductor offered it in, and what became of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flytune.caches.records import Status
+from flytune.shapes.gemm import GemmShape
+
+ATEN = "aten"
+CPP = "cpp"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output of a GEMM as Inductor lays it out; sizes in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    """Such as "bfloat16"."""
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a C++ candidate wants its second operand, as its template packs it."""
+
+    template: str
+    """Class in `torch._inductor.codegen`: "CppGemmTemplate" or "CppBmmTemplate"."""
+    micro_gemm: str
+    """Class in `torch._inductor.codegen.cpp_micro_gemm`."""
+    blocked: bool
+    """Whether B is cut into column blocks of `register_blocking[1]`."""
+    register_blocking: tuple[int, int, int]
+    """Rows, columns and depth of the micro kernel's block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel that Inductor would consider."""
+
+    backend: str
+    template: str
+    config: str
+    """Canonical JSON of the template's parameters."""
+    choice_hash: str
+    """Inductor's own name of it in the timings file."""
+    request: bytes
+    """Inductor's `BenchmarkRequest`, pickled; it holds the source, no tensor."""
+    packing: Packing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateList:
+    """One list of candidates, as one lowering of the program offered it."""
+
+    op: str
+    """Inductor's name, such as "linear_binary"; part of the timings file's key."""
+    inputs_key: str
+    precision: str
+    inputs: tuple[TensorSpec, ...]
+    output: TensorSpec
+    candidates: tuple[Candidate, ...]
+    piece: str
+    """The piece of the program that was being lowered."""
+    tokens: int
+    module: str = ""
+    """Module that calls it, where the graph still says so."""
+
+    @property
+    def key(self) -> tuple[str, str, str, tuple[str, ...]]:
+        """What makes two lists the same decision."""
+        hashes = tuple(sorted(c.choice_hash for c in self.candidates))
+        return (self.op, self.inputs_key, self.precision, hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneTask:
+    """One decision to make: a list, the GEMM it computes, and who calls it."""
+
+    shape: GemmShape
+    offered: CandidateList
+    modules: tuple[str, ...]
+    """Every module whose GEMM offered this very list."""
+    calls: int = 1
+    """Times that the program's pieces ask for this decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """A built candidate or why there is none; never both."""
+
+    choice_hash: str
+    status: Status
+    reason: str = ""
+    compile_s: float = 0.0
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What the runner's cache directory must hold, by relative path."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The times of one candidate, or why there are none."""
+
+    choice_hash: str
+    status: Status
+    reason: str = ""
+    samples_us: tuple[float, ...] = ()
+    """One a round; a round's sample is the mean of its inner repeats."""
+    rel_error: float | None = None
+    """Largest difference from the reference over the reference's largest value."""
+    method: str = ""

@@ -1,0 +1,204 @@
+"""List the candidates of a program, in a process and a cache directory to throw away.
+
+`python -m flytune.tuner.probe REQUEST RESULT`. Inductor lowers the very program that
+will be baked; each list that it would choose from is written down and nothing is
+timed. The graph is abandoned once it is lowered: its code is not needed, and a graph
+stored under a probe would be served to others (a probe is in no key).
+"""
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.compat import benchmark_key, precision_key, private, require_torch
+from flytune.caches.policy import ServingPolicy
+from flytune.caches.program import Piece, ProgramSpec, build_program
+from flytune.tuner.candidate import (
+    ATEN,
+    CPP,
+    Candidate,
+    CandidateList,
+    Packing,
+    TensorSpec,
+)
+
+SELECT = "torch._inductor.select_algorithm"
+
+
+class Lowered(Exception):  # noqa: N818 - it carries a success out of Inductor
+    """The graph is lowered: everything that the probe wants has been seen."""
+
+
+class Probe:
+    """Collects the lists that pass through Inductor's selection in this process."""
+
+    def __init__(self) -> None:
+        self.lists: list[CandidateList] = []
+        self.piece, self.tokens = "", 0
+
+    def arm(self) -> None:
+        """Watch selection, keep one candidate of each list, stop after lowering.
+
+        Raises:
+            FlytuneError: this torch lacks an interface that the probe needs.
+        """
+        cache, name, select = private(SELECT, "AlgorithmSelectorCache.__call__")
+
+        def call(
+            selector: Any,
+            op: str,
+            choices: list[Any],
+            input_nodes: Sequence[Any],
+            layout: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            for filter_choices in selector.preprocessing_fns:
+                choices = filter_choices(choices)
+            self.lists.append(self._describe(op, choices, input_nodes, layout))
+            library = [c for c in choices if _backend(c) == ATEN]
+            kept = (library or choices)[:1]
+            return select(selector, op, kept, input_nodes, layout, *args, **kwargs)
+
+        setattr(cache, name, call)
+        graph, name, _ = private(
+            "torch._inductor.graph", "GraphLowering.compile_to_module"
+        )
+        setattr(graph, name, _stop)
+
+    def run(self, pieces: Sequence[Piece], policy: ServingPolicy, seed: int) -> None:
+        """Lower every piece at every size of the policy."""
+        import torch
+
+        for tokens in sorted(policy.tokens, reverse=True):
+            for piece in pieces:
+                self.piece, self.tokens = piece.name, tokens
+                args, kwargs = piece.inputs(tokens, seed)
+                torch._dynamo.reset()
+                compiled = torch.compile(piece.module, dynamic=policy.dynamic)
+                _until_lowered(lambda c=compiled, a=args, k=kwargs: c(*a, **k))
+
+    def _describe(
+        self, op: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any
+    ) -> CandidateList:
+        inputs_key = private(SELECT, "create_inputs_key")[2](input_nodes)
+        return CandidateList(
+            op=op,
+            inputs_key=benchmark_key(inputs_key, layout.device.type),
+            precision=precision_key(),
+            inputs=tuple(_spec(node.get_layout()) for node in input_nodes),
+            output=_spec(layout),
+            candidates=tuple(_candidate(choice) for choice in choices),
+            piece=self.piece,
+            tokens=self.tokens,
+            module=_current_module(),
+        )
+
+
+def _stop(*_: Any, **__: Any) -> None:
+    raise Lowered
+
+
+def _until_lowered(call: Callable[[], Any]) -> None:
+    """Run until the graph is lowered; Dynamo wraps what its backend raises."""
+    try:
+        call()
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, Lowered):
+            cause = getattr(cause, "inner_exception", None) or cause.__cause__
+        if cause is None:
+            raise
+
+
+def _backend(choice: Any) -> str:
+    """Return the backend's name, as in `max_autotune_gemm_backends` but lower case."""
+    extern = private(SELECT, "ExternKernelCaller")[2]
+    if isinstance(choice, extern):
+        return ATEN
+    info = choice.info_dict()
+    return str(info.get("backend", type(choice).__name__)).lower()
+
+
+def _candidate(choice: Any) -> Candidate:
+    backend = _backend(choice)
+    if backend == ATEN:
+        template = str(choice.name)
+        config = {name: repr(value) for name, value in choice.kwargs.items()}
+    else:
+        template = str(getattr(choice, "category", "") or choice.name)
+        config = {k: repr(v) for k, v in choice.info_dict().items() if k != "backend"}
+    packing = _packing(choice) if backend == CPP else None
+    if packing is not None:
+        config["register_blocking"] = repr(packing.register_blocking)
+        config["blocked"] = repr(packing.blocked)
+    return Candidate(
+        backend=backend,
+        template=template,
+        config=json.dumps(config, sort_keys=True),
+        choice_hash=choice.hash_key(),
+        request=pickle.dumps(choice.bmreq),
+        packing=packing,
+    )
+
+
+def _packing(choice: Any) -> Packing:
+    """Read from a C++ caller what its template does to the second operand."""
+    template = choice.template
+    row, column, depth = (int(size) for size in template.register_blocking)
+    return Packing(
+        template=type(template).__name__,
+        micro_gemm=str(choice.category),
+        blocked=bool(template.should_block_weights),
+        register_blocking=(row, column, depth),
+    )
+
+
+def _spec(layout: Any) -> TensorSpec:
+    return TensorSpec(
+        sizes=tuple(int(size) for size in layout.size),
+        strides=tuple(int(stride) for stride in layout.stride),
+        dtype=str(layout.dtype).removeprefix("torch."),
+        offset=int(layout.offset),
+    )
+
+
+def _current_module() -> str:
+    """Return the path, within the piece, of the module that is being lowered.
+
+    Empty where a fusion has made the node: it belongs to no module any more.
+    """
+    graph = private("torch._inductor.virtualized", "V")[2].graph
+    node = getattr(graph, "current_node", None)
+    stack = (node.meta if node is not None else {}).get("nn_module_stack") or {}
+    paths = [str(path) for path, _ in stack.values()]
+    # Dynamo spells the root "L['self']" or "L['fn']".
+    return paths[-1].partition("]")[2].lstrip(".") if paths else ""
+
+
+def main() -> None:
+    """Run the request named on the command line and write its lists, pickled."""
+    request_path, result_path = map(Path, sys.argv[1:3])
+    require_torch()
+    request = json.loads(request_path.read_text())
+    policy = ServingPolicy.from_json(request["policy"])
+    policy.apply()
+    probe = Probe()
+    probe.arm()
+    import torch
+
+    pieces = build_program(ProgramSpec.from_json(request["program"]), seed=0)
+    with torch.no_grad():
+        probe.run(pieces, policy, seed=0)
+    part = result_path.with_suffix(".part")
+    part.write_bytes(pickle.dumps(tuple(probe.lists)))
+    part.replace(result_path)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()

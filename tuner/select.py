@@ -1,0 +1,115 @@
+"""Choose the winner of one list from its samples.
+
+Candidates that cannot be told from the fastest are a tie, and a tie is broken by a
+fixed order: so independent builds agree.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flytune.tuner.candidate import ATEN, Candidate
+
+TIE_BAND = 0.02
+"""Candidates within this share of the fastest are tied, however sure the difference."""
+SURE = 3.0
+"""Standard errors by which a difference must exceed the band to be believed."""
+# Of a normal distribution: deviation = 1.4826 * MAD; error of a median = 1.2533 *
+# deviation / sqrt(n).
+_MAD_TO_ERROR = 1.4826 * 1.2533
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The summary of one candidate's samples."""
+
+    median_us: float
+    mad_us: float
+    """Median absolute deviation."""
+
+
+def spread(samples_us: Sequence[float]) -> Spread:
+    """Return median and spread of at least one sample."""
+    median = statistics.median(samples_us)
+    mad = statistics.median(abs(sample - median) for sample in samples_us)
+    return Spread(median, mad)
+
+
+def choose(
+    candidates: Sequence[Candidate], samples_us: Mapping[str, Sequence[float]]
+) -> Candidate:
+    """Return the winner among the candidates that have samples.
+
+    Args:
+        candidates: Those that survived, with a hash in `samples_us` each.
+        samples_us: By choice hash, one sample a round, rounds aligned.
+
+    Raises:
+        ValueError: there is no candidate.
+    """
+    if not candidates:
+        raise ValueError("no candidate survived")
+    tied = tied_with_fastest(
+        {c.choice_hash: samples_us[c.choice_hash] for c in candidates}
+    )
+    return min((c for c in candidates if c.choice_hash in tied), key=fixed_order)
+
+
+def fixed_order(candidate: Candidate) -> tuple[bool, str, str, str]:
+    """Return the key that breaks ties: library kernels first, then the config."""
+    return (
+        candidate.backend != ATEN,
+        candidate.backend,
+        candidate.template,
+        candidate.config,
+    )
+
+
+def tied_with_fastest(samples_us: Mapping[str, Sequence[float]]) -> frozenset[str]:
+    """Return the candidates that are not surely slower than the fastest."""
+    fastest = _fastest(samples_us)
+    best = samples_us[fastest]
+    return frozenset(
+        name
+        for name, samples in samples_us.items()
+        if name == fastest or not _surely_slower(samples, best)
+    )
+
+
+def undecided(samples_us: Mapping[str, Sequence[float]]) -> bool:
+    """Whether more rounds might yet separate a candidate from the fastest.
+
+    True while a difference is larger than the band but not yet sure.
+    """
+    if len(samples_us) < 2:
+        return False
+    fastest = _fastest(samples_us)
+    best = samples_us[fastest]
+    for name, samples in samples_us.items():
+        if name == fastest or _surely_slower(samples, best):
+            continue
+        difference, _ = _difference(samples, best)
+        if difference > TIE_BAND * statistics.median(best):
+            return True
+    return False
+
+
+def _fastest(samples_us: Mapping[str, Sequence[float]]) -> str:
+    return min(samples_us, key=lambda name: (statistics.median(samples_us[name]), name))
+
+
+def _surely_slower(samples: Sequence[float], best: Sequence[float]) -> bool:
+    difference, error = _difference(samples, best)
+    band = TIE_BAND * statistics.median(best)
+    return difference - SURE * error > 0 and difference > band
+
+
+def _difference(samples: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
+    """Return the median of the rounds' differences and its standard error, in us.
+
+    Both candidates ran in every round, so a drift cancels in the difference.
+    """
+    differences = [a - b for a, b in zip(samples, best, strict=True)]
+    spread_us = spread(differences)
+    error = _MAD_TO_ERROR * spread_us.mad_us / len(differences) ** 0.5
+    return spread_us.median_us, error
