@@ -21,6 +21,16 @@ from flytune.shapes.gemm import GemmShape
 if TYPE_CHECKING:
     import pyarrow
 
+__all__ = [
+    "COLUMNS",
+    "RECORDS_SCHEMA",
+    "SHAPE_COLUMNS",
+    "Status",
+    "TuningRecord",
+    "read_records",
+    "write_records",
+]
+
 RECORDS_SCHEMA = 1
 _SCHEMA_KEY = b"flytune.records.schema"
 

@@ -1,0 +1,227 @@
+"""The import hook, in real processes that import the real torch."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundles import manifest, stage
+
+from flytune.caches.hook import flytune_hook
+from flytune.caches.install import exec_environment, prepare
+from flytune.caches.packing import pack
+from flytune.caches.target import Target
+
+POLICY = {
+    "env": {"OMP_NUM_THREADS": "1", "FLYTUNE_TEST": "set"},
+    "inductor": {"max_autotune": True, "cpp.cxx": [None, "g++"]},
+    "dynamo": {"recompile_limit": 17},
+    "threads": 1,
+}
+REPORT = """
+import json, os, sys, threading
+import torch, torch._dynamo.config as dynamo, torch._inductor.config as inductor
+import torch._inductor.codecache
+def row():
+    return [inductor.max_autotune, list(inductor.cpp.cxx), dynamo.recompile_limit]
+seen = []
+thread = threading.Thread(target=lambda: seen.append(row()))
+thread.start()
+thread.join()
+print(json.dumps({
+    "main": row(), "thread": seen[0], "env": dict(os.environ),
+    "hooks": [hasattr(f, "flytune_directory") for f in sys.meta_path].count(True),
+}))
+"""
+INSTALL = "import flytune.caches, sys; flytune.caches.install(sys.argv[1])\n"
+SET = [True, [None, "g++"], 17]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHINDUCTOR_MAX_AUTOTUNE", raising=False)
+
+
+@pytest.fixture(scope="module")
+def key() -> str:
+    # Not in this process: Inductor sets variables when it is imported.
+    code = "from flytune.caches.inductor import torch_key; print(f'\"{torch_key()}\"')"
+    return str(run(code)[0])
+
+
+def make(folder: Path, key: str, **changes: Any) -> Path:
+    target = Target.here(threads=1, torch_key=key).to_json()
+    policy = {**POLICY, **changes}
+    whole = manifest(policy=policy, target=target)
+    return pack(stage(folder / "staged"), whole, folder / "b.tar.zst")
+
+
+def run(
+    code: str, *args: object, env: Mapping[str, str] | None = None
+) -> tuple[Any, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **(env or {})},
+    )
+    live = json.loads(done.stdout.splitlines()[-1])
+    return live, done.stderr
+
+
+def settings(live: Any) -> Any:
+    """What a process saw; Inductor itself sets its cache directory when asked."""
+    environment = dict(live["env"])
+    cache_dir = environment.pop("TORCHINDUCTOR_CACHE_DIR", "")
+    return {**live, "env": environment, "installed": "installed" in cache_dir}
+
+
+def test_policy_reaches_every_thread(tmp_path: Path, key: str) -> None:
+    live, log = run(INSTALL + REPORT, make(tmp_path, key))
+    assert (live["main"], live["thread"], live["hooks"], log) == (SET, SET, 0, "")
+    assert live["env"]["FLYTUNE_TEST"] == "set"
+
+
+def test_other_torch_source_sets_all_back(tmp_path: Path) -> None:
+    plain, _ = run(REPORT)
+    live, log = run(INSTALL + REPORT, make(tmp_path, "ab" * 32))
+    assert log.startswith("flytune: bundle not used: software.torch_key: built for `ab")
+    assert log.count("\n") == 1
+    assert settings(live) == settings(plain)
+
+
+@pytest.mark.parametrize("part", ["torch", "torch_git", "python_abi"])
+def test_command_of_another_build(tmp_path: Path, key: str, part: str) -> None:
+    target = Target.here(threads=1, torch_key=key).to_json()
+    target["software"][part] = "other"
+    whole = manifest(policy=POLICY, target=target)
+    bundle = pack(stage(tmp_path / "staged"), whole, tmp_path / "b.tar.zst")
+    live, log = run(REPORT, env=exec_environment(prepare(bundle, command=True)))
+    assert log.startswith(f"flytune: bundle not used: software.{part}: built for `oth")
+    assert log.count("\n") == 1
+    assert live["main"] != SET
+
+
+def hook_folder() -> str:
+    return str(Path(flytune_hook.__file__).parent)
+
+
+def test_a_setting_that_torch_lacks(tmp_path: Path, key: str) -> None:
+    bundle = make(tmp_path, key, inductor={"max_autotune": True, "no_such": 1})
+    live, log = run(INSTALL + REPORT, bundle)
+    assert log == (
+        "flytune: bundle not used: torch has no setting that the policy names: "
+        "`no_such`\n"
+    )
+    assert live["main"][0] is False
+    assert "FLYTUNE_TEST" not in live["env"]
+
+
+def test_a_program_may_set_what_it_likes(tmp_path: Path, key: str) -> None:
+    code = (
+        INSTALL + "import torch._dynamo.config as d; d.recompile_limit = 3\n" + REPORT
+    )
+    live, log = run(code, make(tmp_path, key))
+    assert (live["main"][2], log) == (3, "")
+
+
+def test_a_variable_that_the_program_changed_stays(tmp_path: Path) -> None:
+    code = INSTALL + "import os; os.environ['FLYTUNE_TEST'] = 'mine'\n" + REPORT
+    live, _ = run(code, make(tmp_path, "ab" * 32))
+    assert live["env"]["FLYTUNE_TEST"] == "mine"
+
+
+def test_asking_for_torch_does_not_spend_the_hook(tmp_path: Path) -> None:
+    code = INSTALL + "import importlib.util as u; u.find_spec('torch')\n" + REPORT
+    _, log = run(code, make(tmp_path, "ab" * 32))
+    assert "software.torch_key" in log
+
+
+def test_install_twice(tmp_path: Path, key: str) -> None:
+    live, log = run(INSTALL + INSTALL + REPORT, make(tmp_path, key))
+    assert (live["main"], live["hooks"], log) == (SET, 0, "")
+
+
+def test_command_is_held_to_the_policy(tmp_path: Path, key: str) -> None:
+    env = exec_environment(prepare(make(tmp_path, key), command=True))
+    live, log = run(REPORT, env=env)
+    assert (live["main"], live["thread"], log) == (SET, SET, "")
+
+
+def test_command_of_another_torch(tmp_path: Path) -> None:
+    env = exec_environment(prepare(make(tmp_path, "ab" * 32), command=True))
+    plain, _ = run(REPORT)
+    live, log = run(REPORT, env=env)
+    assert log.count("\n") == 1
+    assert "software.torch_key" in log
+    assert settings(live) == settings(plain)
+
+
+def test_children_of_install(tmp_path: Path, key: str) -> None:
+    code = (
+        "import flytune.caches, subprocess, sys\n"
+        "flytune.caches.install(sys.argv[1], children=True)\n"
+        "subprocess.run([sys.executable, '-c', sys.argv[2]], check=True)\n"
+    )
+    live, log = run(code, make(tmp_path, key), REPORT)
+    assert (live["main"], log) == (SET, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ("{}", "KeyError")],
+)
+def test_damaged_activation_never_stops_the_program(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / "activation.json").write_text(text)
+    env = {"FLYTUNE_INSTALLED": str(tmp_path), "PYTHONPATH": hook_folder()}
+    live, log = run(REPORT, env=env)
+    assert live["main"] != SET
+    assert said in log
+    assert log.count("\n") == 1
+
+
+@pytest.mark.parametrize("changes", ["{", "[]", '{"A": 1}'])
+def test_damaged_variable_never_stops_the_program(tmp_path: Path, changes: str) -> None:
+    env = {
+        "FLYTUNE_INSTALLED": str(tmp_path),
+        "FLYTUNE_CHANGES": changes,
+        "PYTHONPATH": hook_folder(),
+    }
+    live, log = run("print(1)", env=env)
+    assert live == 1
+    assert log.startswith("flytune: bundle not used: FLYTUNE_CHANGES: ")
+
+
+def test_next_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.theirs = 7\n")
+    path = os.pathsep.join([hook_folder(), str(tmp_path), hook_folder()])
+    code = "import sitecustomize; print(theirs, '# ', sitecustomize.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.stdout.split() == ["7", "#", str(tmp_path / "sitecustomize.py")]
+
+
+def test_hook_needs_the_standard_library_alone(tmp_path: Path) -> None:
+    code = "import flytune_hook, sys; print(int('flytune' in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": hook_folder()},
+    )
+    assert done.stdout == "0\n"

@@ -1,0 +1,128 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from flytune.caches.manifest import Manifest
+from flytune.caches.packing import pack
+from flytune.caches.target import Target
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.bundle_commands import (
+    exec_command,
+    inspect_command,
+    install_command,
+)
+
+EXEC = "from flytune.tuner.bundle_commands import exec_command as e; e()"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
+    return make(tmp_path)
+
+
+def make(folder: Path, name: str = "b.tar.zst", **hardware: Any) -> Path:
+    (folder / "staged" / "inductor").mkdir(parents=True, exist_ok=True)
+    (folder / "staged" / "inductor" / "graph").write_bytes(b"graph")
+    target = Target.here(threads=1).to_json()
+    target["hardware"].update(hardware)
+    manifest = Manifest(
+        created="2026-01-02T03:04:05Z",
+        flytune="0.1.0",
+        model={"name": "tiny"},
+        program={},
+        policy={"env": {"SERVING": "a b"}, "threads": 1},
+        inductor_config={},
+        target=target,
+        software="serving",
+        timed_on=None,
+        coverage={},
+        winners=({"op": "mm", "backend": "aten"},) * 14,
+        bake={},
+    )
+    return pack(folder / "staged", manifest, folder / name)
+
+
+def test_inspect_in_words(bundle: Path) -> None:
+    result = CliRunner().invoke(inspect_command, [str(bundle)])
+    assert result.exit_code == 0
+    assert "timed on  nothing: only compiled" in result.stdout
+    assert "verified  no" in result.stdout
+    assert "and 2 more" in result.stdout
+    assert result.stderr == ""
+
+
+def test_inspect_as_json(bundle: Path) -> None:
+    result = CliRunner().invoke(inspect_command, [str(bundle), "--json"])
+    row = json.loads(result.stdout)
+    assert row["model"] == {"name": "tiny"}
+    assert (row["files"], row["size_bytes"], len(row["winners"])) == (1, 5, 14)
+
+
+def test_inspect_of_nothing(tmp_path: Path) -> None:
+    result = CliRunner().invoke(inspect_command, [str(tmp_path / "none")])
+    assert isinstance(result.exception, FlytuneError)
+
+
+def test_install_prints_what_a_shell_sets(bundle: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(install_command, [str(bundle)])
+    assert "export SERVING='a b'" in result.stdout.splitlines()
+    assert "unset TRITON_CACHE_DIR" in result.stdout.splitlines()
+    into = tmp_path / "into"
+    result = CliRunner().invoke(
+        install_command, [str(bundle), "--into", str(into), "--json"]
+    )
+    row = json.loads(result.stdout)
+    assert (row["status"], row["directory"]) == ("hit", str(into))
+    assert row["environment"]["TORCHINDUCTOR_CACHE_DIR"] == str(into / "inductor")
+
+
+def test_install_for_another_target(bundle: Path, tmp_path: Path) -> None:
+    other = make(tmp_path, "other.tar.zst", isa=["amx_tile"])
+    result = CliRunner().invoke(install_command, [str(other)])
+    assert isinstance(result.exception, FlytuneError)
+    assert "hardware.isa" in str(result.exception)
+
+
+def exec_it(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", EXEC, *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_exec_passes_options_and_the_exit_status(bundle: Path) -> None:
+    code = "import os, sys; print(os.environ['SERVING'], sys.argv[1:]); sys.exit(3)"
+    done = exec_it(bundle, "--", sys.executable, "-c", code, "--json", "--into", "x")
+    assert done.stdout == "a b ['--json', '--into', 'x']\n"
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_exec_of_an_unknown_command(bundle: Path) -> None:
+    result = CliRunner().invoke(exec_command, [str(bundle), "--", "no-such-command"])
+    assert isinstance(result.exception, FlytuneError)
+    assert str(result.exception) == (
+        "cannot run: no-such-command: No such file or directory"
+    )
+
+
+def test_exec_without_a_command_is_wrong_usage(bundle: Path) -> None:
+    assert exec_it(bundle).returncode == 2
+
+
+def test_exec_for_another_target_runs_all_the_same(
+    bundle: Path, tmp_path: Path
+) -> None:
+    other = make(tmp_path, "other.tar.zst", isa=["amx_tile"])
+    done = exec_it(other, "--", sys.executable, "-c", "print(1)")
+    assert done.stdout == "1\n"
+    assert done.stderr.startswith("flytune: bundle not used: hardware.isa")
+    assert "FLYTUNE_INSTALLED" not in os.environ
