@@ -1,0 +1,50 @@
+# Each target sets up what it needs: `make run` and `make test` work on a fresh clone.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL_BUNDLE := build/qwen3-4b
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all lint types bench clean
+.DELETE_ON_ERROR:
+
+help: ## Print this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(INSTALLED) ## Install torch, the extras and the tools into .venv
+
+run: $(INSTALLED) ## Build and verify a bundle of a small real model
+	rm -rf $(MODEL_BUNDLE)
+	$(BIN)/flytune build --model Qwen3-4B --tokens 1,16 --out $(MODEL_BUNDLE)
+	$(BIN)/flytune verify $(MODEL_BUNDLE) --strict
+
+test: $(INSTALLED) ## Run the tests, all but the slow ones
+	$(BIN)/pytest -m "not slow"
+
+test-all: $(INSTALLED) ## Run every test that this machine can
+	$(BIN)/pytest
+
+lint: $(INSTALLED) ## Check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED) ## Check types
+	$(BIN)/mypy
+
+bench: $(INSTALLED) ## Measure a first call with and without a bundle
+	$(BIN)/python ci/bench/first_call.py
+
+clean: ## Remove all that make has made
+	rm -rf $(VENV) build dist flytune.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+# The stamp is last, so an installation that was cut short is taken up again.
+$(INSTALLED): pyproject.toml ci/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	    "error: flytune needs Python 3.11 or newer: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --requirement ci/requirements.txt
+	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
+	@touch $@

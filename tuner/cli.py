@@ -1,0 +1,116 @@
+"""The command line: which commands there are, and how a failure ends one."""
+
+import importlib
+from typing import Any
+
+import click
+
+from flytune.shapes.errors import FlytuneError
+
+COMMANDS = (
+    ("shapes", "shapes_command:shapes_command", "List the GEMMs that a model runs."),
+    ("build", "build_command:build_command", "Tune a model and pack a bundle."),
+    ("verify", "verify_command:verify_command", "Prove that a bundle hits."),
+    ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
+    ("install", "bundle_commands:install_command", "Put a bundle in place."),
+    ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
+)
+"""Name, where in `flytune.tuner` it is, and its line in `flytune --help`."""
+
+EXTRA_OF = {
+    "flydsl": "amd",
+    "huggingface_hub": "build",
+    "numpy": "build",
+    "psutil": "build",
+    "pyarrow": "build",
+    "ray": "build",
+    "rich": "build",
+    "scipy": "build",
+    "transformers": "build",
+}
+"""The extra of the wheel that brings each optional package."""
+
+
+class Failure(click.ClickException):
+    """What ends a command, in words for its user and without a traceback."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", file=file, err=True)
+        if self.hint is not None:
+            click.echo(f"hint: {self.hint}", file=file, err=True)
+
+
+class Interrupted(Failure):
+    """The keyboard stopped a command; the exit code is the one shells give SIGINT."""
+
+    exit_code = 130
+
+
+class LazyCommand(click.Command):
+    """A command that is imported when it runs, not when it is listed.
+
+    `target` is "package.module:attribute", a click command.
+    """
+
+    def __init__(self, name: str, target: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self.target = target
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Hand over to the real command, which the context then names."""
+        module, _, attribute = self.target.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command.make_context(info_name, args, parent, **extra)
+
+
+class Commands(click.Group):
+    """A group that keeps its commands' order and turns faults into `Failure`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that the arguments name.
+
+        Raises:
+            Failure: a `FlytuneError`, an absent extra, or an interrupt from the
+                keyboard; any other exception is a bug and keeps its traceback.
+        """
+        try:
+            return super().invoke(ctx)
+        except FlytuneError as error:
+            raise Failure(str(error), error.hint) from error
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRA_OF:
+                raise
+            raise Failure(
+                f"flytune {ctx.invoked_subcommand} needs {package}, "
+                "which is not installed",
+                f"pip install 'flytune[{EXTRA_OF[package]}]'",
+            ) from error
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted") from error
+
+
+@click.group(
+    cls=Commands,
+    commands=[
+        LazyCommand(name, f"flytune.tuner.{target}", short_help)
+        for name, target, short_help in COMMANDS
+    ],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="flytune", message="%(package)s %(version)s")
+def main() -> None:
+    """Tune a model's GEMMs before it is served, and ship what serving needs."""
