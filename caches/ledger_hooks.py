@@ -109,7 +109,7 @@ Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 def _wrap(module: str, path: str, wrapper: Wrapper) -> None:
     """Replace an attribute by its wrapped self, keeping static and class methods."""
     owner, name, bound = private(module, path)
-    raw = vars(owner)[name] if name in vars(owner) else bound
+    raw = vars(owner).get(name, bound)
     inner = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
     outer = functools.wraps(inner)(wrapper(inner))
     is_method = isinstance(raw, staticmethod | classmethod)

@@ -30,13 +30,20 @@ def default_directory(digest: str) -> Path:
     Raises:
         FlytuneError: there is no home directory.
     """
+    return flytune_home() / "installed" / digest[:16]
+
+
+def flytune_home() -> Path:
+    """Return `$FLYTUNE_HOME`, else `~/.cache/flytune`, as an absolute path.
+
+    Raises:
+        FlytuneError: there is no home directory.
+    """
     try:
         home = os.environ.get("FLYTUNE_HOME") or Path("~/.cache/flytune").expanduser()
     except RuntimeError as error:
-        raise FlytuneError(
-            "no home directory to install into", hint="set FLYTUNE_HOME or --into"
-        ) from error
-    return Path(home).absolute() / "installed" / digest[:16]
+        raise FlytuneError("no home directory", hint="set FLYTUNE_HOME") from error
+    return Path(home).absolute()
 
 
 def place(bundle: Bundle, directory: Path | None) -> tuple[Path, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from flytune.caches.hook.flytune_hook import set_default
 from flytune.shapes.errors import FlytuneError
 
 PolicyName = Literal["unfrozen", "frozen"]
@@ -56,7 +57,7 @@ class ServingPolicy:
         return policy
 
     def apply(self) -> None:
-        """Set torch's configuration in this process to the policy's.
+        """Set torch's configuration in this process, all threads, to the policy's.
 
         Environment variables are not touched: they must be set before torch is
         imported.
@@ -72,19 +73,10 @@ class ServingPolicy:
             (torch._dynamo.config, self.dynamo),
         ):
             for name, value in values.items():
-                _set(config, name, value)
-
-
-def _set(config: Any, dotted: str, value: Any) -> None:
-    *parents, name = dotted.split(".")
-    for parent in parents:
-        config = getattr(config, parent)
-    try:
-        setattr(config, name, value)
-    except AttributeError as error:
-        raise FlytuneError(
-            f"torch has no setting that the policy names: `{dotted}`"
-        ) from error
+                try:
+                    set_default(config, name, value)
+                except LookupError as error:
+                    raise FlytuneError(str(error.args[0])) from error
 
 
 def cpu_policy(

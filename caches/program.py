@@ -58,6 +58,19 @@ class Piece:
     """(tokens, seed) -> the arguments of one call."""
 
 
+_HEAD_PATHS = {"0": "model.norm", "1": "lm_head"}
+
+
+def model_path(piece: str, module: str) -> str:
+    """Return a module's path in the whole model from its path in a piece.
+
+    Layers are one to the tuner: their number is "*".
+    """
+    if piece == "head":
+        return _HEAD_PATHS.get(module, module)
+    return f"model.layers.*.{module}" if module else "model.layers.*"
+
+
 def build_program(spec: ProgramSpec, *, seed: int) -> tuple[Piece, ...]:
     """Return the decoder layer and the head with random weights.
 

@@ -46,7 +46,7 @@ def record_gemms(model: nn.Module, tokens: int) -> tuple[TracedGemm, ...]:
     return tuple(recorder.gemms)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
+class _Recorder(TorchDispatchMode):
     def __init__(self, path: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.path = path

@@ -72,11 +72,9 @@ def _in_order(
 def _cpp(
     candidate: Candidate, packing: Packing, operands: Operands, copies: int
 ) -> tuple[Kernel, ...]:
-    import torch
-
     request = pickle.loads(candidate.request)
-    pack = _packer(packing, operands)
-    packed = pack(operands.b)
+    micro = _micro_gemm(packing, operands.a.dtype)
+    packed = _pack(packing, micro, operands)
     extra = [t for t in (operands.bias, operands.other) if t is not None]
     out = _poisoned(operands)
     kernels = []
@@ -86,74 +84,71 @@ def _cpp(
         kernels.append(_returning(launch, out, keep=(b, *extra)))
     if operands.is_weight or not packing.blocked:
         return tuple(kernels)
-    # B of a bmm is an activation: serving blocks it at every call, in one copy.
-    view = _blocked_view(packing, operands.b)
-    if view is None:
-        raise UnsupportedError("no runner for a bmm whose B is padded or interleaved")
-    blocks: torch.Tensor = packed.view(view.shape)
 
+    # B of a bmm is an activation: serving blocks it at every call.
     def blocked_launch() -> "torch.Tensor":
-        blocks.copy_(view)
+        view = _blocks(packing, micro, operands.b)
+        packed.view(view.shape).copy_(view)
         return kernels[0]()
 
     return (blocked_launch,)
 
 
-def _packer(
-    packing: Packing, operands: Operands
-) -> Callable[["torch.Tensor"], "torch.Tensor"]:
-    """Return the template's own packing of B; it works on tensors as on nodes."""
-    import torch
+def _pack(packing: Packing, micro: Any, operands: Operands) -> "torch.Tensor":
+    """Return B as the template packs it; `prep_weight` takes tensors as well as nodes.
 
-    module = {
+    Raises:
+        UnsupportedError: the template is not one that runs here.
+    """
+    modules = {
         "CppGemmTemplate": "torch._inductor.codegen.cpp_gemm_template",
         "CppBmmTemplate": "torch._inductor.codegen.cpp_bmm_template",
-    }.get(packing.template)
-    if module is None:
+    }
+    if packing.template not in modules:
         raise UnsupportedError(f"no runner for template: {packing.template}")
-    template = private(module, packing.template)[2]
-    micro = _micro_gemm(packing, operands.a.dtype)
-
-    def pack(b: "torch.Tensor") -> "torch.Tensor":
-        if not packing.blocked:
-            return b.contiguous()
-        inputs, _ = template.prep_weight([operands.a, b], None, micro, packing.blocked)
-        packed: torch.Tensor = inputs[1].contiguous()
-        return packed
-
-    return pack
+    if not packing.blocked:
+        return operands.b.contiguous()
+    template = private(modules[packing.template], packing.template)[2]
+    inputs, _ = template.prep_weight([operands.a, operands.b], None, micro, True)
+    packed: torch.Tensor = inputs[1].contiguous()
+    return packed
 
 
 def _micro_gemm(packing: Packing, dtype: "torch.dtype") -> Any:
+    """Return the micro kernel, which knows how deep it interleaves B's rows."""
     import torch
 
     where = "torch._inductor.codegen.cpp_micro_gemm"
     kind = private(where, packing.micro_gemm)[2]
-    make = private("torch._inductor.codegen.cpp_utils", "GemmBlocking")[2]
-    return kind(
-        "micro_gemm",
-        dtype,
-        dtype,
-        torch.float32,
-        torch.float32,
-        make(*packing.register_blocking),
-    )
+    blocking = private("torch._inductor.codegen.cpp_utils", "GemmBlocking")[2]
+    wide = torch.float32
+    sizes = blocking(*packing.register_blocking)
+    return kind("micro_gemm", dtype, dtype, wide, wide, sizes)
 
 
-def _blocked_view(packing: Packing, b: "torch.Tensor") -> "torch.Tensor | None":
-    """Return B [batch, K, N] seen as blocks [batch, N / block, K, block]."""
+def _blocks(packing: Packing, micro: Any, b: "torch.Tensor") -> "torch.Tensor":
+    """Return B [batch, K, N] seen as the template's blocks, so that one copy packs it.
+
+    [batch, N / block, K, block]; for AMX [batch, N / block, K / 2, block, 2].
+    """
+    import torch
+
     block = packing.register_blocking[1]
-    batch, k, n = b.shape
-    if n % block or "AMX" in packing.micro_gemm or "VNNI" in packing.micro_gemm:
-        return None
-    return b.unflatten(-1, (n // block, block)).transpose(1, 2)
+    if b.shape[-1] % block:
+        b = torch.nn.functional.pad(b, (0, -b.shape[-1] % block))
+    view = b.unflatten(-1, (-1, block)).transpose(1, 2)
+    depth = {"VNNI2": 2, "VNNI4": 4}.get(micro.get_b_layout().name, 1)
+    if depth > 1:
+        view = view.unflatten(2, (-1, depth)).transpose(-1, -2)
+    return view
 
 
 def _poisoned(operands: Operands) -> "torch.Tensor":
     """Return an output that is NaN wherever a kernel writes nothing."""
     import torch
 
-    return torch.full(operands.reference.shape, torch.nan, dtype=operands.a.dtype)
+    out = torch.empty(operands.reference.shape, dtype=operands.a.dtype)
+    return out.fill_(torch.nan)
 
 
 def _returning(

@@ -1,5 +1,6 @@
 """The tensors of one GEMM and its right result, for every op that the CPU tunes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,10 +135,11 @@ def _product(
 
 
 def _activate(values: "torch.Tensor", name: str) -> "torch.Tensor":
-    """Apply oneDNN's post-op; names as in torch/_inductor/fx_passes/mkldnn_fusion.py."""
+    """Apply oneDNN's post-op; names as in Inductor's `mkldnn_fusion.py`."""
+    import torch
     from torch.nn import functional
 
-    known = {
+    known: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "none": lambda x: x,
         "relu": functional.relu,
         "swish": functional.silu,

@@ -6,6 +6,7 @@ timed. The graph is abandoned once it is lowered: its code is not needed, and a 
 stored under a probe would be served to others (a probe is in no key).
 """
 
+import functools
 import json
 import os
 import pickle
@@ -29,7 +30,7 @@ from flytune.tuner.candidate import (
 SELECT = "torch._inductor.select_algorithm"
 
 
-class Lowered(Exception):  # noqa: N818 - it carries a success out of Inductor
+class Lowered(Exception):
     """The graph is lowered: everything that the probe wants has been seen."""
 
 
@@ -80,7 +81,7 @@ class Probe:
                 args, kwargs = piece.inputs(tokens, seed)
                 torch._dynamo.reset()
                 compiled = torch.compile(piece.module, dynamic=policy.dynamic)
-                _until_lowered(lambda c=compiled, a=args, k=kwargs: c(*a, **k))
+                _until_lowered(functools.partial(compiled, *args, **kwargs))
 
     def _describe(
         self, op: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any

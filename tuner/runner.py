@@ -10,23 +10,29 @@ from typing import Protocol
 from flytune.caches.ledger import Kind, Ledger
 from flytune.caches.records import Status
 from flytune.tuner.accuracy import judge
-from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.kernels import Kernel, make_kernels
 from flytune.tuner.operands import Operands, UnsupportedError, make_operands
 from flytune.tuner.timing import TimingPlan, copies_needed, time_interleaved
 
 
 class Runner(Protocol):
-    """Runs tasks on one device.
+    """Runs the candidates of one task at a time on one device.
 
-    Results come in the order of the task's candidates, one each. A candidate that
-    cannot run is a result with its status and reason, never an exception. Not to be
-    shared between threads or processes.
+    `begin`, then `check` for each built candidate, then `measure`. A candidate that
+    cannot run is a result with its status and reason, never an exception; one that
+    kills the process has been told apart by the calls being one a candidate. Not to
+    be shared between threads.
     """
 
-    def run(
-        self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
-    ) -> tuple[RunResult, ...]: ...
+    def begin(self, task: TuneTask) -> None:
+        """Make the operands and the reference of a task; forget the one before."""
+
+    def check(self, build: BuildResult) -> RunResult:
+        """Load one candidate, launch it twice and judge its output."""
+
+    def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
+        """Time checked candidates against each other, in the order given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,54 +59,37 @@ class CpuRunner:
         self._device = device
         self._ledger = Ledger()
         arm(self._ledger)
+        self._task: TuneTask | None = None
+        self._operands: Operands | None = None
+        self._unsupported = ""
+        self._kernels: dict[str, tuple[Kernel, ...]] = {}
+        self._errors: dict[str, float] = {}
 
-    def run(
-        self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
-    ) -> tuple[RunResult, ...]:
-        """Check and time the candidates of `task` that were built."""
-        outcomes: dict[str, RunResult] = {}
-        kernels: dict[str, tuple[Kernel, ...]] = {}
+    def begin(self, task: TuneTask) -> None:
+        """Make the operands and the reference of a task; forget the one before."""
+        self._kernels.clear()
+        self._errors.clear()
+        self._task, self._operands, self._unsupported = task, None, ""
         try:
-            operands = make_operands(task.offered, activation(task), seed=1)
+            self._operands = make_operands(task.offered, activation(task), seed=1)
         except UnsupportedError as error:
-            return _all(task, Status.UNSUPPORTED, str(error))
-        copies = self._copies(operands)
-        for candidate, build in zip(task.offered.candidates, built, strict=True):
-            if build.status is not Status.OK:
-                outcomes[candidate.choice_hash] = RunResult(
-                    candidate.choice_hash, build.status, build.reason
-                )
-                continue
-            place_files(build.files)
-            checked = self._check(candidate, task, operands, copies)
-            if isinstance(checked, RunResult):
-                outcomes[candidate.choice_hash] = checked
-            else:
-                kernels[candidate.choice_hash], error_ = checked
-                outcomes[candidate.choice_hash] = RunResult(
-                    candidate.choice_hash, Status.OK, rel_error=error_
-                )
-        samples = time_interleaved(kernels, plan) if kernels else {}
-        method = _method(operands, copies)
-        return tuple(
-            _with_samples(outcomes[c.choice_hash], samples, method)
-            for c in task.offered.candidates
-        )
+            self._unsupported = str(error)
 
-    def _copies(self, operands: Operands) -> int:
-        if not operands.is_weight:
-            return 1
-        size = operands.b.element_size() * operands.b.numel()
-        device = self._device
-        return copies_needed(size, device.cache_bytes, device.rotation_bytes)
-
-    def _check(
-        self, candidate: Candidate, task: TuneTask, operands: Operands, copies: int
-    ) -> RunResult | tuple[tuple[Kernel, ...], float]:
-        """Return the kernels and the relative error, or why there are none."""
-        name = candidate.choice_hash
-        compiled = len(_compiled(self._ledger))
+    def check(self, build: BuildResult) -> RunResult:
+        """Load one candidate, launch it twice and judge its output."""
+        name = build.choice_hash
+        task, operands = self._task, self._operands
+        if task is None or operands is None:
+            return RunResult(name, Status.UNSUPPORTED, self._unsupported)
+        if build.status is not Status.OK:
+            return RunResult(name, build.status, build.reason)
+        place_files(build.files)
+        compiled = self._compiled()
         try:
+            candidate = next(
+                c for c in task.offered.candidates if c.choice_hash == name
+            )
+            copies = self._copies(operands)
             kernels = make_kernels(candidate, task.offered, operands, copies)
             first = kernels[0]().clone()
             second = kernels[-1]()
@@ -110,14 +99,43 @@ class CpuRunner:
             return RunResult(name, Status.OUT_OF_MEMORY, str(error) or "out of memory")
         except Exception as error:  # a candidate may raise anything: it becomes a row
             return RunResult(name, Status.FAULT, f"{type(error).__name__}: {error}")
-        if len(_compiled(self._ledger)) > compiled:
-            return RunResult(
-                name, Status.FAULT, "it reached the runner without being built"
-            )
+        if self._compiled() > compiled:
+            return RunResult(name, Status.FAULT, "reached the runner without a build")
         error_, fault = judge(first, second, operands.reference)
         if fault:
             return RunResult(name, Status.WRONG_RESULT, fault)
-        return kernels, error_
+        self._kernels[name], self._errors[name] = kernels, error_
+        return RunResult(name, Status.OK, rel_error=error_)
+
+    def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
+        """Time checked candidates against each other, in the order given.
+
+        Raises:
+            KeyError: a name was not checked, or its check failed.
+        """
+        assert self._operands is not None
+        samples = time_interleaved({name: self._kernels[name] for name in names}, plan)
+        method = _method(self._operands, self._copies(self._operands))
+        return tuple(
+            RunResult(
+                name,
+                Status.OK,
+                samples_us=samples[name],
+                rel_error=self._errors[name],
+                method=method,
+            )
+            for name in names
+        )
+
+    def _copies(self, operands: Operands) -> int:
+        if not operands.is_weight:
+            return 1
+        size = operands.b.element_size() * operands.b.numel()
+        device = self._device
+        return copies_needed(size, device.cache_bytes, device.rotation_bytes)
+
+    def _compiled(self) -> int:
+        return sum(e.kind is Kind.CPP_COMPILED for e in self._ledger.events)
 
 
 def activation(task: TuneTask) -> str:
@@ -140,30 +158,6 @@ def place_files(files: Mapping[str, bytes]) -> None:
         part = path.with_name(f".{path.name}.{os.getpid()}")
         part.write_bytes(content)
         part.replace(path)
-
-
-def _compiled(ledger: Ledger) -> list[str]:
-    return [e.what for e in ledger.events if e.kind is Kind.CPP_COMPILED]
-
-
-def _all(task: TuneTask, status: Status, reason: str) -> tuple[RunResult, ...]:
-    return tuple(
-        RunResult(c.choice_hash, status, reason) for c in task.offered.candidates
-    )
-
-
-def _with_samples(
-    result: RunResult, samples: Mapping[str, tuple[float, ...]], method: str
-) -> RunResult:
-    if result.status is not Status.OK:
-        return result
-    return RunResult(
-        result.choice_hash,
-        Status.OK,
-        samples_us=samples[result.choice_hash],
-        rel_error=result.rel_error,
-        method=method,
-    )
 
 
 def _method(operands: Operands, copies: int) -> str:

@@ -121,19 +121,43 @@ class Hook:
                 yield f"software.{name}: built for `{built[name]}`, here `{value}`"
 
     def _configure(self, config: Any, name: str, value: Any) -> Iterator[str]:
-        entry = config._config.get(name)
-        if entry is None:
-            yield f"torch has no setting that the policy names: `{name}`"
+        try:
+            undo = set_default(config, name, value)
+        except LookupError as error:
+            yield str(error.args[0])
             return
-        if isinstance(entry.default, (tuple, set, frozenset)):
-            value = type(entry.default)(value)
-        previous = entry.env_value_default
-        # Not setattr: since torch 2.15 that reaches the current thread alone, and
-        # serving compiles in others. A program's own setting still comes first.
-        entry.env_value_default = value
-        self._undo.append(lambda: setattr(entry, "env_value_default", previous))
-        if (live := getattr(config, name)) != value:
+        self._undo.append(undo)
+        live = getattr(config, name)
+        if live != value and _as_listed(live) != value:
             yield f"policy `{name}`: built for `{value}`, here `{live}`"
+
+
+def set_default(config: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set what a setting of torch's is where the program sets nothing itself.
+
+    Not setattr: since torch 2.15 that reaches the current thread alone, and serving
+    compiles in others. Returns what sets it back.
+
+    Args:
+        config: `torch._inductor.config` or `torch._dynamo.config`.
+        value: as JSON holds it; a list for a setting that is a tuple or a set.
+
+    Raises:
+        LookupError: this torch has no such setting.
+    """
+    entry = config._config.get(name)
+    if entry is None:
+        raise LookupError(f"torch has no setting that the policy names: `{name}`")
+    if isinstance(entry.default, (tuple, set, frozenset)):
+        value = type(entry.default)(value)
+    previous = entry.env_value_default
+    entry.env_value_default = value
+    return lambda: setattr(entry, "env_value_default", previous)
+
+
+def _as_listed(value: Any) -> Any:
+    """Return a setting as JSON holds it."""
+    return list(value) if isinstance(value, (tuple, set, frozenset)) else value
 
 
 def arm(directory: str, changes: Changes) -> None:

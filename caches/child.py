@@ -1,0 +1,92 @@
+"""Run a module of ours in a fresh process and read its result.
+
+Fresh, because what a process has imported, compiled or set decides what it compiles
+next; with an environment of our making, because torch reads settings from it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.policy import ServingPolicy
+from flytune.shapes.errors import FlytuneError
+
+# Settings of torch's that an outer shell may hold and a policy must not inherit.
+_FOREIGN = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_LOGS", "TRITON_")
+# Lines of a failed child's output that are shown.
+_TAIL_LINES = 12
+
+
+def clean_environment(
+    policy: ServingPolicy, cache_dir: Path, **more: str
+) -> dict[str, str]:
+    """Return this process's environment with only the policy's settings of torch."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    return {
+        **kept,
+        **policy.env,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir),
+        # Kernels are compiled in this process, where the ledger sees them.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **more,
+    }
+
+
+def run_module(
+    module: str,
+    request: Mapping[str, Any],
+    result: Path,
+    env: Mapping[str, str],
+    *,
+    what: str,
+) -> None:
+    """Run `python -m module REQUEST RESULT` to its end; it writes `result`.
+
+    Args:
+        what: What the child does, for the error.
+
+    Raises:
+        FlytuneError: the child failed; the message holds its last words.
+    """
+    with tempfile.TemporaryDirectory(prefix="flytune-") as directory:
+        path = Path(directory) / "request.json"
+        path.write_text(json.dumps(dict(request)))
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(path), str(result)],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            tail = deque(process.stdout, maxlen=_TAIL_LINES)
+            code = process.wait()
+        except BaseException:
+            # Its own session: a Ctrl-C of ours has not reached it or its compilers.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if code != 0:
+        raise FlytuneError(_failure(what, code, [line.rstrip() for line in tail]))
+
+
+def _failure(what: str, code: int, tail: list[str]) -> str:
+    """Return one line: the child's own error where it has one."""
+    if code == -signal.SIGKILL:
+        return f"{what} was killed, most likely for want of memory"
+    for line in reversed(tail):
+        if line.startswith("flytune.") and "Error: " in line:
+            return f"{what} failed: {line.partition('Error: ')[2]}"
+    words = " | ".join(line.strip() for line in tail[-4:] if line.strip())
+    return f"{what} failed with exit {code}: {words or 'no output'}"

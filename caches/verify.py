@@ -1,0 +1,252 @@
+"""Prove that a bundle hits: run its program in a fresh process and count the work.
+
+The process has an empty cache directory plus the bundle's files, the bundle's policy
+and other weights than the bake's. Whatever it compiles, tunes or lowers is a failure
+that is named with the part of the key that differs.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.child import clean_environment, run_module
+from flytune.caches.inductor import read_timings
+from flytune.caches.keys import KEYS_NAME, GraphKey, explain_miss, read_keys
+from flytune.caches.ledger import (
+    ASIDE,
+    Event,
+    Kind,
+    Lookup,
+    read_events,
+    read_lookups,
+    summary,
+)
+from flytune.caches.manifest import Manifest
+from flytune.caches.policy import ServingPolicy
+from flytune.caches.session import TOLERANCE
+from flytune.caches.target import PartStatus, Target, compare
+
+# Any seed but the bake's: a graph that holds its weights would then be found out.
+VERIFY_SEED = 20_000
+SESSION = "flytune.caches.session"
+# What torch writes even on a hit.
+_HARMLESS = ("locks/", ".lock", ".load_ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verification found."""
+
+    failures: tuple[str, ...]
+    """One line each; none means that the bundle hits."""
+    uncacheable: tuple[str, ...]
+    """Graphs that torch refuses to cache and lowers in each process, with its reason;
+    a failure only when strict."""
+    work: Mapping[str, int]
+    """Events that a bundle must make needless, by kind."""
+    aside: Mapping[str, int]
+    """Events that a hit has too, by kind."""
+    lookups: Mapping[str, int]
+    """Graph-cache lookups, "layer state" -> count."""
+    first_call_s: float
+    """All first calls together: each piece at each size."""
+    worst_error: float | None
+    """Largest relative difference from eager; None where it is no number."""
+    peak_gib: float
+
+    def ok(self, *, strict: bool) -> bool:
+        """Whether the bundle passes."""
+        return not self.failures and not (strict and self.uncacheable)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest's form."""
+        return {**asdict(self), "ok": self.ok(strict=False)}
+
+
+def verify(bundle: Bundle) -> Verdict:
+    """Run the bundle's program in a fresh process and judge what it did.
+
+    Raises:
+        FlytuneError: the bundle is corrupt, was built for another target, or its
+            program cannot run here.
+    """
+    manifest = bundle.manifest
+    policy = ServingPolicy.from_json(manifest.policy)
+    wrong = target_misses(manifest, policy)
+    if wrong:
+        return _refused(tuple(f"target differs: {line}" for line in wrong))
+    with tempfile.TemporaryDirectory(prefix="flytune-verify-") as directory:
+        placed = Path(directory) / "bundle"
+        bundle.place(placed)
+        return verify_directory(placed, manifest)
+
+
+def target_misses(manifest: Manifest, policy: ServingPolicy) -> tuple[str, ...]:
+    """Return the parts of this host that rule the bundle out, one line each."""
+    live = Target.here(threads=policy.threads)
+    parts = compare(Target.from_json(manifest.target), live)
+    return tuple(str(p) for p in parts if p.status is PartStatus.MISS)
+
+
+def verify_directory(placed: Path, manifest: Manifest) -> Verdict:
+    """Run the program of a bundle's unpacked files, which may be changed by it."""
+    policy = ServingPolicy.from_json(manifest.policy)
+    cache_dir = placed / "inductor"
+    cache_dir.mkdir(exist_ok=True)
+    before = _files(cache_dir)
+    result_path = placed / "result.json"
+    request = {
+        "program": dict(manifest.program),
+        "policy": policy.to_json(),
+        "seed": VERIFY_SEED,
+    }
+    env = clean_environment(policy, cache_dir)
+    run_module(SESSION, request, result_path, env, what="the verified program")
+    result = json.loads(result_path.read_text())
+    baked = read_keys(placed / KEYS_NAME) if (placed / KEYS_NAME).exists() else ()
+    written = sorted(_files(cache_dir) - before)
+    return judge(result, manifest, policy, baked, written, _timed(cache_dir, before))
+
+
+def judge(
+    result: Mapping[str, Any],
+    manifest: Manifest,
+    policy: ServingPolicy,
+    baked: tuple[GraphKey, ...],
+    written: list[str],
+    timed: frozenset[str],
+) -> Verdict:
+    """Turn a session's result into a verdict.
+
+    Args:
+        baked: The keys of the bundle's graphs.
+        written: Files that the session left in the cache directory.
+        timed: Hashes of the candidates that the bundle's timings know.
+    """
+    events = read_events(result["ledger"]["events"])
+    lookups = read_lookups(result["ledger"]["lookups"])
+    frozen = bool(policy.inductor.get("freezing"))
+    refused = tuple(k for k in lookups if k.layer == "fx" and k.state == "bypass")
+    failures = [
+        *_config_differences(manifest, result["inductor_config"]),
+        *_missed_graphs(lookups, baked, frozen),
+        *_work(events, len(refused) if frozen else 0, timed),
+        *_errors(result["calls"]),
+    ]
+    # Work that escaped the ledger, in another process, leaves its files.
+    if not failures and (left := [f for f in written if not _harmless(f)]):
+        failures.append(f"files were written: {', '.join(left[:4])}")
+    errors = [c[4] for c in result["calls"] if c[4] is not None]
+    worst = max(errors, default=0.0)
+    return Verdict(
+        failures=tuple(failures),
+        uncacheable=_uncacheable(refused) if frozen else (),
+        work=summary(e for e in events if e.kind not in ASIDE),
+        aside=summary(e for e in events if e.kind in ASIDE),
+        lookups=_lookup_counts(lookups),
+        first_call_s=sum(c[3] for c in result["calls"] if c[2] == "first"),
+        worst_error=None if math.isnan(worst) else worst,
+        peak_gib=result["peak_gib"],
+    )
+
+
+def _refused(failures: tuple[str, ...]) -> Verdict:
+    return Verdict(failures, (), {}, {}, {}, 0.0, None, 0.0)
+
+
+def _config_differences(manifest: Manifest, live: Mapping[str, str]) -> list[str]:
+    """Compare the whole of Inductor's settings with those of the bake."""
+    baked = manifest.inductor_config
+    names = sorted(set(baked) | set(live))
+    return [
+        f"Inductor setting differs: {name}: baked `{baked.get(name, 'absent')}`, "
+        f"here `{live.get(name, 'absent')}`"
+        for name in names
+        if baked.get(name) != live.get(name)
+    ]
+
+
+def _missed_graphs(
+    lookups: tuple[Lookup, ...], baked: tuple[GraphKey, ...], frozen: bool
+) -> list[str]:
+    lines = []
+    for lookup in lookups:
+        if frozen and lookup.state != "bypass":
+            # Its constants are the bake's random weights.
+            lines.append(f"a frozen graph was cached: {lookup.layer} {lookup.key}")
+        elif not frozen and lookup.state == "bypass":
+            lines.append(f"torch refused to cache a graph: {lookup.reason}")
+        elif lookup.state == "miss" and lookup.layer == "fx":
+            why = "; ".join(explain_miss(lookup, baked))
+            lines.append(f"graph missed: {lookup.key[:16]}: {why}")
+        elif lookup.state == "miss":
+            lines.append(f"graph missed in AOTAutograd: {lookup.key[:16]}")
+    return lines
+
+
+def _work(
+    events: tuple[Event, ...], may_lower: int, timed: frozenset[str]
+) -> list[str]:
+    lines = []
+    lowered = 0
+    for event in events:
+        if event.kind in ASIDE:
+            continue
+        if event.kind is Kind.LOWERED:
+            lowered += 1
+            if lowered <= may_lower:
+                continue
+        if event.kind is Kind.BENCHMARKED:
+            continue  # part of `tuned`, which names the list
+        line = f"{event.kind}: {event.what or 'unnamed'}"
+        if event.kind is Kind.TUNED:
+            unknown = [h for h in event.detail if h not in timed]
+            line += f": no time for candidate {', '.join(unknown or event.detail)}"
+        lines.append(line)
+    benchmarked = sum(e.kind is Kind.BENCHMARKED for e in events)
+    if benchmarked and not any(e.kind is Kind.TUNED for e in events):
+        lines.append(f"benchmarked: {benchmarked} times")
+    return lines
+
+
+def _errors(calls: list[Any]) -> list[str]:
+    return [
+        f"output differs from eager: {piece} at {tokens} tokens: {error:.3g} "
+        f"exceeds {TOLERANCE}"
+        for piece, tokens, _, _, error in calls
+        if error is not None and not error <= TOLERANCE
+    ]
+
+
+def _uncacheable(refused: tuple[Lookup, ...]) -> tuple[str, ...]:
+    reasons = sorted({k.reason for k in refused})
+    return tuple(
+        f"{sum(k.reason == reason for k in refused)} graphs lowered again: {reason}"
+        for reason in reasons
+    )
+
+
+def _lookup_counts(lookups: tuple[Lookup, ...]) -> dict[str, int]:
+    names = [f"{k.layer} {k.state}" for k in lookups]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def _timed(cache_dir: Path, before: frozenset[str]) -> frozenset[str]:
+    """Return the candidates that the bundle's own timings file knew."""
+    paths = [cache_dir / name for name in before if name.startswith("cache/")]
+    return frozenset(t.choice_hash for path in paths for t in read_timings(path))
+
+
+def _files(root: Path) -> frozenset[str]:
+    return frozenset(
+        str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
+    )
+
+
+def _harmless(name: str) -> bool:
+    return name.startswith(_HARMLESS) or name.endswith(_HARMLESS)

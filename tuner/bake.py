@@ -1,0 +1,154 @@
+"""Stage 6: run the serving program with the decisions in place until nothing is left.
+
+The first pass compiles graphs, sources and libraries into the bake's directory; it
+tunes nothing, for the timings file answers. Then fresh processes repeat the run until
+one has an empty ledger, because a first hit can still do work that the next finds.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.child import clean_environment, run_module
+from flytune.caches.inductor import Timing, write_timings
+from flytune.caches.keys import GraphKey, graph_keys
+from flytune.caches.ledger import (
+    ASIDE,
+    Kind,
+    read_events,
+    read_lookups,
+    summary,
+)
+from flytune.caches.verify import SESSION
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.plan import Plan
+from flytune.tuner.progress import Progress
+
+BAKE_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bake:
+    """What a bake left, and what it says of itself."""
+
+    cache_dir: Path
+    passes: tuple[Mapping[str, int], ...]
+    """The work of each pass, by kind."""
+    remaining: Mapping[str, int]
+    """Work that the last pass still did, but for graphs that torch never caches."""
+    uncacheable: tuple[str, ...]
+    """torch's reasons for graphs that it lowers again in each process."""
+    keys: tuple[GraphKey, ...]
+    inductor_config: Mapping[str, str]
+    torch_key: str
+    peak_gib: float
+
+    @property
+    def settled(self) -> bool:
+        """Whether a fresh process had nothing left to do."""
+        return not self.remaining
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest's form."""
+        return {
+            "passes": [dict(work) for work in self.passes],
+            "settled": self.settled,
+            "remaining": dict(self.remaining),
+            "uncacheable": list(self.uncacheable),
+            "peak_gib": self.peak_gib,
+        }
+
+
+def bake(
+    plan: Plan,
+    timings: tuple[Timing, ...],
+    system: Mapping[str, Any],
+    max_passes: int,
+    progress: Progress,
+) -> Bake:
+    """Bake into the build's own directory, anew.
+
+    Args:
+        timings: Every decision, as Inductor's timings file takes it.
+        system: What Inductor names that file after.
+        max_passes: Fresh processes at most, at least 2.
+
+    Raises:
+        FlytuneError: the program fails, or Inductor tuned although it had decisions.
+    """
+    cache_dir = plan.work / "bake"
+    shutil.rmtree(cache_dir, ignore_errors=True)
+    cache_dir.mkdir(parents=True)
+    if timings:
+        write_timings(cache_dir, system, timings)
+    passes: list[dict[str, int]] = []
+    frozen = bool(plan.policy.inductor.get("freezing"))
+    with progress.stage("bake", 0):
+        for number in range(1, max_passes + 1):
+            result = _run(plan, cache_dir, number)
+            events = read_events(result["ledger"]["events"])
+            work = summary(e for e in events if e.kind not in ASIDE)
+            passes.append(work)
+            progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
+            _refuse_tuning(events)
+            remaining = _remaining(work, result, frozen)
+            if number > 1 and not remaining:
+                break
+    lookups = read_lookups(result["ledger"]["lookups"])
+    refused = sorted({k.reason for k in lookups if k.state == "bypass"})
+    return Bake(
+        cache_dir,
+        tuple(passes),
+        remaining,
+        tuple(refused),
+        graph_keys(lookups),
+        result["inductor_config"],
+        result["torch_key"],
+        result["peak_gib"],
+    )
+
+
+def _run(plan: Plan, cache_dir: Path, number: int) -> dict[str, Any]:
+    result_path = plan.work / f"bake-{number}.json"
+    request = {
+        "program": plan.program.to_json(),
+        "policy": plan.policy.to_json(),
+        "seed": BAKE_SEED,
+    }
+    env = clean_environment(plan.policy, cache_dir)
+    run_module(SESSION, request, result_path, env, what="the bake")
+    result: dict[str, Any] = json.loads(result_path.read_text())
+    result_path.unlink()
+    return result
+
+
+def _refuse_tuning(events: tuple[Any, ...]) -> None:
+    tuned = [e for e in events if e.kind is Kind.TUNED]
+    if tuned:
+        raise FlytuneError(
+            f"Inductor tuned in the bake, {len(tuned)} lists were not decided: "
+            f"{tuned[0].what}: {', '.join(tuned[0].detail)}"
+        )
+
+
+def _remaining(
+    work: Mapping[str, int], result: Mapping[str, Any], frozen: bool
+) -> dict[str, int]:
+    """Return the work left, less the graphs that torch itself refuses to cache."""
+    left = dict(work)
+    if frozen:
+        lookups = read_lookups(result["ledger"]["lookups"])
+        refused = sum(k.layer == "fx" and k.state == "bypass" for k in lookups)
+        lowered = left.pop(Kind.LOWERED, 0) - refused
+        if lowered > 0:
+            left[Kind.LOWERED] = lowered
+    return left
+
+
+def _words(work: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{count} {kind.replace('_', ' ')}" for kind, count in work.items()
+    )

@@ -1,0 +1,170 @@
+"""The decision of one candidate list: the winner and a record of every candidate."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flytune.caches.columns import Status
+from flytune.caches.inductor import Timing, decision_ms
+from flytune.caches.records import TuningRecord
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
+from flytune.tuner.select import choose, spread
+
+ONLY_CANDIDATE = "only candidate"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The records of one list, its winner among them."""
+
+    task: TuneTask
+    records: tuple[TuningRecord, ...]
+
+    @property
+    def winner(self) -> TuningRecord:
+        """The chosen candidate's record."""
+        return next(record for record in self.records if record.winner)
+
+    @property
+    def was_choice(self) -> bool:
+        """Whether there was anything to choose."""
+        return len(self.records) > 1
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return the times that make Inductor decide so, by choice hash."""
+        medians = {
+            r.choice_hash: r.median_us if r.status is Status.OK else None
+            for r in self.records
+        }
+        return decision_ms(self.winner.choice_hash, medians)
+
+    def as_baked(self) -> "Decision":
+        """Return the decision once a bake has taken its winner."""
+        records = tuple(replace(r, baked=r.winner) for r in self.records)
+        return replace(self, records=records)
+
+
+def timings(decisions: Iterable[Decision]) -> tuple[Timing, ...]:
+    """Return what Inductor's timings file must hold for all decisions.
+
+    Two lists may share a key and a candidate, which has one time in that file: the
+    second list is then scaled to the first, which keeps its order.
+
+    Raises:
+        FlytuneError: lists share several candidates and disagree about them.
+    """
+    files: dict[tuple[str, str, str], dict[str, float]] = {}
+    taken = []
+    for decision in decisions:
+        if not decision.was_choice:
+            continue
+        offered = decision.task.offered
+        key = (offered.op, offered.inputs_key, offered.precision)
+        stored, own = files.setdefault(key, {}), decision.milliseconds()
+        shared = [c for c in own if math.isfinite(own[c]) and c in stored]
+        factor = stored[shared[0]] / own[shared[0]] if shared else 1.0
+        for choice, ms in own.items():
+            stored.setdefault(choice, ms * factor)
+        taken.append((decision, stored, tuple(own)))
+    for decision, stored, choices in taken:
+        best = min(choices, key=lambda choice: stored[choice])
+        if best != decision.winner.choice_hash:
+            raise FlytuneError(
+                f"two lists disagree about one candidate: {decision.task.shape}: "
+                f"`{best}`"
+            )
+    return tuple(
+        Timing(*key, choice, ms)
+        for key, stored in files.items()
+        for choice, ms in stored.items()
+    )
+
+
+def decide(
+    task: TuneTask, builds: Sequence[BuildResult], results: Sequence[RunResult]
+) -> Decision:
+    """Choose the winner of one list and make its records.
+
+    Raises:
+        FlytuneError: no candidate survived.
+    """
+    by_hash = {r.choice_hash: r for r in results}
+    survivors = [
+        c for c in task.offered.candidates if by_hash[c.choice_hash].status is Status.OK
+    ]
+    if not survivors:
+        reasons = sorted({f"{r.status}: {r.reason}" for r in results})
+        raise FlytuneError(
+            f"no candidate survived for {task.shape} at {task.modules[0]}: "
+            f"{'; '.join(reasons)}"
+        )
+    samples = {r.choice_hash: r.samples_us for r in results if r.samples_us}
+    winner = choose(survivors, samples)
+    return Decision(
+        task,
+        tuple(
+            _record(task, candidate, build, by_hash[candidate.choice_hash], winner)
+            for candidate, build in zip(task.offered.candidates, builds, strict=True)
+        ),
+    )
+
+
+def _record(
+    task: TuneTask,
+    candidate: Candidate,
+    build: BuildResult,
+    result: RunResult,
+    winner: Candidate,
+) -> TuningRecord:
+    offered = task.offered
+    summary = spread(result.samples_us) if result.samples_us else None
+    return TuningRecord.of_shape(
+        task.shape,
+        backend=candidate.backend,
+        template=candidate.template,
+        config=candidate.config,
+        choice_hash=candidate.choice_hash,
+        status=result.status,
+        reason=result.reason or None,
+        median_us=summary.median_us if summary else None,
+        mad_us=summary.mad_us if summary else None,
+        rounds=len(result.samples_us) or None,
+        samples_us=result.samples_us,
+        rel_error=_finite(result.rel_error),
+        compile_s=build.compile_s or None,
+        strides=tuple(spec.strides for spec in offered.inputs),
+        offsets=tuple(spec.offset for spec in offered.inputs),
+        method=result.method or None,
+        source="timed" if result.samples_us else None,
+        kernel_digest=_files_digest(build.files),
+        winner=candidate.choice_hash == winner.choice_hash,
+        inductor_op=offered.op,
+        inputs_key=offered.inputs_key,
+        precision=offered.precision,
+    )
+
+
+def lone(task: TuneTask) -> Decision:
+    """Return the decision of a list of one: there is nothing to choose or to time."""
+    candidate = task.offered.candidates[0]
+    name = candidate.choice_hash
+    result = RunResult(name, Status.OK, ONLY_CANDIDATE)
+    build = BuildResult(name, Status.OK)
+    return Decision(task, (_record(task, candidate, build, result, candidate),))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value < float("inf") else None
+
+
+def _files_digest(files: Mapping[str, bytes]) -> str | None:
+    """Return one digest over a candidate's compiled files; None for a library call."""
+    kernels = sorted(name for name in files if name.endswith(".so"))
+    if not kernels:
+        return None
+    digest = hashlib.sha256()
+    for name in kernels:
+        digest.update(files[name])
+    return digest.hexdigest()

@@ -1,0 +1,82 @@
+"""The journal of a build: every finished row is on disk before the next one starts.
+
+JSON lines, appended and synced; a torn last line is what a killed driver leaves, and is
+ignored and cut.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flytune.shapes.errors import FlytuneError
+
+
+class Journal:
+    """One build's journal, locked so that two drivers cannot share it.
+
+    Raises:
+        FlytuneError: another process holds the journal, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab+")
+        except OSError as error:
+            raise FlytuneError(f"cannot write the journal: {path}: {error}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise FlytuneError(
+                f"another build is using this directory: {path.parent}",
+                hint="wait for it, or give this one another --work",
+            ) from error
+        self._entries = list(self._read())
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add_all(self, entries: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Append (kind, entry) pairs and return once they are on disk.
+
+        Raises:
+            FlytuneError: the disk is full or gone.
+        """
+        rows = [{"kind": kind, **entry} for kind, entry in entries]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        try:
+            self._file.write(text.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise FlytuneError(
+                f"cannot write the journal: {self._path}: {error.strerror}"
+            ) from error
+        self._entries += rows
+
+    def entries(self, kind: str) -> tuple[dict[str, Any], ...]:
+        """Return the entries of one kind, oldest first."""
+        return tuple(e for e in self._entries if e["kind"] == kind)
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        self._file.seek(0)
+        good = 0
+        for line in self._file:
+            try:
+                row = json.loads(line)
+                if not line.endswith(b"\n") or not isinstance(row, dict):
+                    break
+            except ValueError:
+                break
+            good += len(line)
+            yield row
+        self._file.truncate(good)
+        self._file.seek(0, os.SEEK_END)

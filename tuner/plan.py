@@ -1,0 +1,141 @@
+"""Stage 1: what will be tuned, whether it fits, and where the build is kept."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.compat import require_torch
+from flytune.caches.policy import ServingPolicy, cpu_policy
+from flytune.caches.program import ProgramSpec
+from flytune.caches.target import Target
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.gemm import GemmShape
+from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.plan import plan_shapes
+from flytune.shapes.registry import find_model
+from flytune.tuner.options import BuildOptions
+
+GIB = 2**30
+# Measured on a Llama-3.3-70B layer and head (3.6 GiB of weights): 11.5 GiB frozen,
+# 5 GiB unfrozen, 2.5 GiB of it torch and what it compiles with.
+_PROCESS_BYTES = 2.5 * GIB
+_COPIES = {"frozen": 2.6, "unfrozen": 1.2}
+# The timed GEMM's weight: as made, packed twice, and one being packed.
+_TIMED_COPIES = 4
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of one build."""
+
+    model: ModelConfig
+    shapes: tuple[GemmShape, ...]
+    program: ProgramSpec
+    policy: ServingPolicy
+    target: Target
+    needed_bytes: int
+    """Memory that the largest stage takes, roughly."""
+    work: Path
+    """This build's own directory: the same build finds it again."""
+
+
+def make_plan(options: BuildOptions) -> Plan:
+    """Derive the shapes and refuse early what cannot end well.
+
+    Raises:
+        FlytuneError: the model is unknown, torch unsupported, the output exists or
+            cannot be written, or memory is short.
+    """
+    require_torch()
+    _check_output(options.out)
+    model = find_model(options.model)
+    shapes = plan_shapes(
+        model,
+        tp=1,
+        engine="transformers",
+        tokens=options.tokens,
+        attention=options.attention,
+    )
+    policy = cpu_policy(
+        options.policy,
+        tokens=options.tokens,
+        threads=options.threads,
+        attention=options.attention,
+    )
+    program = ProgramSpec(json.loads(model.raw), options.attention)
+    target = Target.here(threads=options.threads)
+    needed = needed_bytes(shapes, policy)
+    _check_memory(shapes, needed)
+    identity = {
+        "program": program.to_json(),
+        "policy": policy.to_json(),
+        "target": target.to_json(),
+    }
+    work = options.work / f"{model.name.lower()}-{_digest(identity)}"
+    return Plan(model, shapes, program, policy, target, needed, work)
+
+
+def needed_bytes(shapes: tuple[GemmShape, ...], policy: ServingPolicy) -> int:
+    """Return the memory of the largest stage: a bake, or timing the largest GEMM."""
+    weights: dict[str, int] = {}
+    for shape in shapes:
+        if shape.op != "bmm":
+            weights[shape.module] = shape.n * shape.k * _BYTES.get(shape.b_dtype, 4)
+    largest = max(weights.values(), default=0)
+    bake = sum(weights.values()) * _COPIES[policy.name] + _logits_bytes(shapes)
+    return int(_PROCESS_BYTES + max(bake, largest * _TIMED_COPIES))
+
+
+def _logits_bytes(shapes: tuple[GemmShape, ...]) -> int:
+    """Two outputs of the largest GEMM and a slice of them in float32."""
+    return max((s.m * s.n * s.batch for s in shapes), default=0) * 2 * 4
+
+
+def free_bytes() -> int:
+    """Return the memory that this process may still take, by kernel and cgroup."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    limit, used = (_cgroup(name) for name in ("memory.max", "memory.current"))
+    return free if limit is None or used is None else min(free, limit - used)
+
+
+def _cgroup(name: str) -> int | None:
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _check_memory(shapes: tuple[GemmShape, ...], needed: int) -> None:
+    free = free_bytes()
+    if needed > free:
+        largest = max(shapes, key=lambda s: s.n * s.k + s.m * s.n * s.batch)
+        raise FlytuneError(
+            f"no memory for {largest.module} {largest}: the build takes about "
+            f"{needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are free",
+            hint="free memory, or build fewer or smaller --tokens",
+        )
+
+
+def _check_output(out: Path) -> None:
+    if out.exists() or out.is_symlink():
+        raise FlytuneError(
+            f"output exists: {out}", hint="remove it, or give another --out"
+        )
+    parent = out.parent
+    if not parent.is_dir():
+        raise FlytuneError(f"no directory for the output: {parent}")
+    if not os.access(parent, os.W_OK):
+        raise FlytuneError(f"output cannot be written: {parent}")
+
+
+def _digest(identity: Mapping[str, Any]) -> str:
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

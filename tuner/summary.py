@@ -1,0 +1,97 @@
+"""What a person reads after a build or a verification."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flytune.caches.manifest import Manifest
+from flytune.caches.verify import Verdict
+
+if TYPE_CHECKING:
+    from flytune.tuner.build import Built
+
+# What each CPU policy can tune, for the person who chose one.
+POLICY_NOTES = {
+    "unfrozen": "graphs are cached; linears offer one candidate, bmm two",
+    "frozen": "linears and bmm offer two candidates; torch caches no such graph "
+    "and lowers each again at every start",
+}
+
+
+def built_text(built: "Built") -> str:
+    """Return the summary of a build: winners, then the verdict."""
+    manifest = built.manifest
+    policy = str(manifest.policy["name"])
+    lines = [
+        f"{manifest.model['name']} for {manifest.target['hardware']['product']}",
+        f"policy {policy}: {POLICY_NOTES.get(policy, '')}",
+        "",
+        *_winner_lines(manifest.winners),
+        "",
+        *_coverage_lines(manifest),
+        *verdict_lines(built.verdict),
+        f"bundle  {built.out}",
+    ]
+    return "\n".join(lines)
+
+
+def _winner_lines(winners: Iterable[Mapping[str, Any]]) -> list[str]:
+    rows = [("shape", "module", "winner", "us", "of")]
+    for row in winners:
+        if row["candidates"] < 2:
+            continue
+        modules = row["modules"]
+        module = modules[0] + (f" +{len(modules) - 1}" if len(modules) > 1 else "")
+        time = f"{row['median_us']:.1f}"
+        winner = f"{row['backend']} {row['template']}"
+        rows.append((row["shape"], module, winner, time, str(row["candidates"])))
+    if len(rows) == 1:
+        return ["no list had more than one candidate: nothing to tune"]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def _coverage_lines(manifest: Manifest) -> list[str]:
+    row = manifest.coverage
+    lines = [
+        f"tuned   {row['tuned']} of {row['lists']} lists; {row['without_choice']} "
+        f"offer one candidate"
+    ]
+    for name, words in (
+        ("missing", "planned, and lowered without a list"),
+        ("unplanned", "offered, and in no plan"),
+    ):
+        if row[name]:
+            lines.append(f"        {len(row[name])} {words}: {'; '.join(row[name])}")
+    passes = manifest.bake["passes"]
+    settled = "the last compiled nothing" if manifest.bake["settled"] else "not settled"
+    lines.append(f"baked   {len(passes)} passes, {settled}")
+    return lines
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return the lines that say whether a bundle hits, and why not."""
+    counts = {
+        "lowered": verdict.work.get("lowered", 0),
+        "tuned": verdict.work.get("tuned", 0),
+        "compiled": sum(n for kind, n in verdict.work.items() if "compiled" in kind),
+    }
+    words = ", ".join(f"{count} {name}" for name, count in counts.items())
+    lookups = ", ".join(f"{n} {name}" for name, n in verdict.lookups.items())
+    lines = [
+        f"verify  {'hit' if verdict.ok(strict=False) else 'MISS'}: {words}; "
+        f"first calls {verdict.first_call_s:.2f} s",
+        f"        graph lookups: {lookups or 'none'}",
+    ]
+    if verdict.worst_error is not None:
+        lines.append(f"        largest difference from eager {verdict.worst_error:.4f}")
+    if verdict.aside:
+        aside = ", ".join(
+            f"{n} {kind.replace('_', ' ')}" for kind, n in verdict.aside.items()
+        )
+        lines.append(f"        besides, as on every hit: {aside}")
+    lines += [f"        uncacheable: {line}" for line in verdict.uncacheable]
+    lines += [f"        {line}" for line in verdict.failures]
+    return lines

@@ -1,0 +1,34 @@
+"""`flytune verify`: prove in a fresh process that a bundle hits."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("verify")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail too where torch itself refuses to cache a graph.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def verify_command(bundle: Path, strict: bool, as_json: bool) -> None:
+    """Run the bundle's program in a fresh process with an empty cache directory.
+
+    Exits 0 only if nothing was tuned, compiled or lowered and the outputs are those
+    of eager under other weights.
+    """
+    from flytune.caches.bundle import Bundle
+    from flytune.caches.verify import verify
+    from flytune.tuner.summary import verdict_lines
+
+    verdict = verify(Bundle.open(bundle))
+    passed = verdict.ok(strict=strict)
+    if as_json:
+        click.echo(json.dumps({**verdict.to_json(), "ok": passed, "strict": strict}))
+    else:
+        click.echo("\n".join(verdict_lines(verdict)))
+    if not passed:
+        raise click.exceptions.Exit(1)
