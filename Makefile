@@ -17,6 +17,7 @@ setup: $(INSTALLED) ## Install torch, the extras and the tools into .venv
 
 run: $(INSTALLED) ## Build and verify a bundle of a small real model
 	rm -rf $(MODEL_BUNDLE)
+	mkdir -p $(dir $(MODEL_BUNDLE))
 	$(BIN)/flytune build --model Qwen3-4B --tokens 1,16 --out $(MODEL_BUNDLE)
 	$(BIN)/flytune verify $(MODEL_BUNDLE) --strict
 
