@@ -148,7 +148,8 @@ def _poisoned(operands: Operands) -> "torch.Tensor":
     import torch
 
     out = torch.empty(operands.reference.shape, dtype=operands.a.dtype)
-    return out.fill_(torch.nan)
+    out.fill_(torch.nan)
+    return out
 
 
 def _returning(
