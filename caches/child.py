@@ -18,8 +18,11 @@ from typing import Any
 from flytune.caches.policy import ServingPolicy
 from flytune.shapes.errors import FlytuneError
 
-# Settings of torch's that an outer shell may hold and a policy must not inherit.
-_FOREIGN = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_LOGS", "TRITON_")
+# Settings that an outer shell, or `flytune exec`, may hold and a policy must not inherit.
+_FOREIGN = (
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_CACHING", "TORCH_LOGS"),
+    *("TRITON_", "FLYDSL_", "FLYTUNE_INSTALLED", "FLYTUNE_CHANGES"),
+)
 # Lines of a failed child's output that are shown.
 _TAIL_LINES = 12
 

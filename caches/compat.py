@@ -8,6 +8,7 @@ import functools
 import importlib
 import importlib.metadata
 import re
+from collections.abc import Callable
 from typing import Any
 
 from flytune.shapes.errors import FlytuneError
@@ -77,6 +78,23 @@ def private(module: str, path: str) -> tuple[Any, str, Any]:
             f"uses: `{module}.{path}`",
             hint="use a torch release that this flytune was made for, or report this",
         ) from error
+
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def wrap(module: str, path: str, wrapper: Wrapper) -> None:
+    """Replace a private attribute by its wrapped self; static and class methods stay.
+
+    Raises:
+        FlytuneError: this release has no such module or attribute.
+    """
+    owner, name, bound = private(module, path)
+    raw = vars(owner).get(name, bound)
+    is_method = isinstance(raw, staticmethod | classmethod)
+    inner = raw.__func__ if is_method else raw
+    outer = functools.wraps(inner)(wrapper(inner))
+    setattr(owner, name, type(raw)(outer) if is_method else outer)
 
 
 @functools.cache

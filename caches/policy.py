@@ -52,6 +52,11 @@ class ServingPolicy:
             policy = cls(**{**row, "tokens": tuple(row["tokens"])})
         except (KeyError, TypeError) as error:
             raise FlytuneError(f"serving policy is malformed: {error}") from error
+        for name in ("inductor", "dynamo", "env"):
+            if not isinstance(getattr(policy, name), Mapping):
+                raise FlytuneError(f"serving policy is malformed: `{name}`")
+        if not all(isinstance(value, str) for value in policy.env.values()):
+            raise FlytuneError("serving policy is malformed: `env`")
         if not policy.tokens or not all(isinstance(t, int) for t in policy.tokens):
             raise FlytuneError(f"serving policy has no token counts: {policy.tokens}")
         return policy

@@ -5,7 +5,7 @@ layer of random weights bakes all of them. Sequences have no cache of earlier ke
 one sequence of `tokens` tokens is one forward pass.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +71,11 @@ def model_path(piece: str, module: str) -> str:
     return f"model.layers.*.{module}" if module else "model.layers.*"
 
 
-def build_program(spec: ProgramSpec, *, seed: int) -> tuple[Piece, ...]:
-    """Return the decoder layer and the head with random weights.
+def build_program(spec: ProgramSpec, *, seed: int) -> Iterator[Piece]:
+    """Yield the decoder layer, then the head, with random weights.
+
+    Each piece takes memory when it is yielded: a caller who drops it before the next
+    holds the weights of one alone.
 
     Args:
         spec: The model and its attention.
@@ -85,11 +88,7 @@ def build_program(spec: ProgramSpec, *, seed: int) -> tuple[Piece, ...]:
 
     model, config = _meta_model(spec)
     base = model.model
-    layer, norm, lm_head = base.layers[0], base.norm, model.lm_head
     rotary = type(base.rotary_emb)(config=config)
-    head = torch.nn.Sequential(norm, lm_head)
-    for module in (layer, head):
-        _materialise(module, seed)
 
     def layer_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden = _hidden(config, tokens, seed)
@@ -103,7 +102,10 @@ def build_program(spec: ProgramSpec, *, seed: int) -> tuple[Piece, ...]:
     def head_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (_hidden(config, tokens, seed),), {}
 
-    return Piece("layer", layer, layer_inputs), Piece("head", head, head_inputs)
+    yield Piece("layer", _materialised(base.layers.pop(0), seed), layer_inputs)
+    head = torch.nn.Sequential(base.norm, model.lm_head)
+    del model, base
+    yield Piece("head", _materialised(head, seed), head_inputs)
 
 
 def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
@@ -128,14 +130,15 @@ def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
     return model.eval().requires_grad_(False), config
 
 
-def _materialise(module: "torch.nn.Module", seed: int) -> None:
-    """Give a meta module memory and random weights."""
+def _materialised(module: "torch.nn.Module", seed: int) -> "torch.nn.Module":
+    """Return a meta module with memory and random weights."""
     module.to_empty(device="cpu")
     for at, (name, parameter) in enumerate(module.named_parameters()):
         if parameter.dim() == 1 and not name.endswith("bias"):
             parameter.fill_(1.0)
         else:
             fill_random(parameter, seed=seed + at, std=WEIGHT_STD)
+    return module
 
 
 def fill_random(tensor: "torch.Tensor", *, seed: int, std: float) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
-from flytune.caches.inductor import read_timings
 from flytune.caches.keys import KEYS_NAME, GraphKey, explain_miss, read_keys
 from flytune.caches.ledger import (
     ASIDE,
@@ -110,7 +109,7 @@ def verify_directory(placed: Path, manifest: Manifest) -> Verdict:
     result = json.loads(result_path.read_text())
     baked = read_keys(placed / KEYS_NAME) if (placed / KEYS_NAME).exists() else ()
     written = sorted(_files(cache_dir) - before)
-    return judge(result, manifest, policy, baked, written, _timed(cache_dir, before))
+    return judge(result, manifest, policy, baked, written)
 
 
 def judge(
@@ -119,14 +118,12 @@ def judge(
     policy: ServingPolicy,
     baked: tuple[GraphKey, ...],
     written: list[str],
-    timed: frozenset[str],
 ) -> Verdict:
     """Turn a session's result into a verdict.
 
     Args:
         baked: The keys of the bundle's graphs.
         written: Files that the session left in the cache directory.
-        timed: Hashes of the candidates that the bundle's timings know.
     """
     events = read_events(result["ledger"]["events"])
     lookups = read_lookups(result["ledger"]["lookups"])
@@ -135,14 +132,14 @@ def judge(
     failures = [
         *_config_differences(manifest, result["inductor_config"]),
         *_missed_graphs(lookups, baked, frozen),
-        *_work(events, len(refused) if frozen else 0, timed),
+        *_work(events, len(refused) if frozen else 0),
         *_errors(result["calls"]),
     ]
     # Work that escaped the ledger, in another process, leaves its files.
-    if not failures and (left := [f for f in written if not _harmless(f)]):
+    if not failures and (left := [f for f in written if not _harmless(f, frozen)]):
         failures.append(f"files were written: {', '.join(left[:4])}")
     errors = [c[4] for c in result["calls"] if c[4] is not None]
-    worst = max(errors, default=0.0)
+    finite = all(map(math.isfinite, errors))
     return Verdict(
         failures=tuple(failures),
         uncacheable=_uncacheable(refused) if frozen else (),
@@ -150,7 +147,7 @@ def judge(
         aside=summary(e for e in events if e.kind in ASIDE),
         lookups=_lookup_counts(lookups),
         first_call_s=sum(c[3] for c in result["calls"] if c[2] == "first"),
-        worst_error=None if math.isnan(worst) else worst,
+        worst_error=max(errors, default=0.0) if finite else None,
         peak_gib=result["peak_gib"],
     )
 
@@ -189,9 +186,7 @@ def _missed_graphs(
     return lines
 
 
-def _work(
-    events: tuple[Event, ...], may_lower: int, timed: frozenset[str]
-) -> list[str]:
+def _work(events: tuple[Event, ...], may_lower: int) -> list[str]:
     lines = []
     lowered = 0
     for event in events:
@@ -205,8 +200,7 @@ def _work(
             continue  # part of `tuned`, which names the list
         line = f"{event.kind}: {event.what or 'unnamed'}"
         if event.kind is Kind.TUNED:
-            unknown = [h for h in event.detail if h not in timed]
-            line += f": no time for candidate {', '.join(unknown or event.detail)}"
+            line += f": no time for candidate {', '.join(event.detail)}"
         lines.append(line)
     benchmarked = sum(e.kind is Kind.BENCHMARKED for e in events)
     if benchmarked and not any(e.kind is Kind.TUNED for e in events):
@@ -236,17 +230,14 @@ def _lookup_counts(lookups: tuple[Lookup, ...]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def _timed(cache_dir: Path, before: frozenset[str]) -> frozenset[str]:
-    """Return the candidates that the bundle's own timings file knew."""
-    paths = [cache_dir / name for name in before if name.startswith("cache/")]
-    return frozenset(t.choice_hash for path in paths for t in read_timings(path))
-
-
 def _files(root: Path) -> frozenset[str]:
     return frozenset(
         str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
     )
 
 
-def _harmless(name: str) -> bool:
+def _harmless(name: str, frozen: bool) -> bool:
+    if frozen and name.endswith(".py"):
+        # The wrapper of a graph that torch lowers anew, by design, in each process.
+        return True
     return name.startswith(_HARMLESS) or name.endswith(_HARMLESS)

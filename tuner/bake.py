@@ -18,6 +18,7 @@ from flytune.caches.keys import GraphKey, graph_keys
 from flytune.caches.ledger import (
     ASIDE,
     Kind,
+    Lookup,
     read_events,
     read_lookups,
     summary,
@@ -77,7 +78,8 @@ def bake(
         max_passes: Fresh processes at most, at least 2.
 
     Raises:
-        FlytuneError: the program fails, or Inductor tuned although it had decisions.
+        FlytuneError: the program fails, Inductor tuned although it had decisions, or
+            torch caches a graph that holds the bake's weights.
     """
     cache_dir = plan.work / "bake"
     shutil.rmtree(cache_dir, ignore_errors=True)
@@ -94,6 +96,8 @@ def bake(
             passes.append(work)
             progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
             _refuse_tuning(events)
+            if frozen:
+                _refuse_cached(read_lookups(result["ledger"]["lookups"]))
             remaining = _remaining(work, result, frozen)
             if number > 1 and not remaining:
                 break
@@ -131,6 +135,16 @@ def _refuse_tuning(events: tuple[Any, ...]) -> None:
         raise FlytuneError(
             f"Inductor tuned in the bake, {len(tuned)} lists were not decided: "
             f"{tuned[0].what}: {', '.join(tuned[0].detail)}"
+        )
+
+
+def _refuse_cached(lookups: tuple[Lookup, ...]) -> None:
+    cached = [k for k in lookups if k.state != "bypass"]
+    if cached:
+        raise FlytuneError(
+            "torch caches a frozen graph, which holds the bake's random weights: "
+            f"{cached[0].layer} {cached[0].key}",
+            hint="build under the unfrozen policy",
         )
 
 

@@ -134,7 +134,7 @@ def _publish(
         prefix=".flytune-pack-", dir=plan.work
     ) as directory:
         staging, trial = Path(directory) / "bundle", Path(directory) / "trial"
-        _stage(staging, decisions, baked)
+        _stage(staging, plan, decisions, baked)
         manifest = _manifest(plan, coverage, decisions, baked, options)
         shutil.copytree(staging, trial)
         verdict = verify_directory(trial, manifest)
@@ -143,16 +143,21 @@ def _publish(
     return Built(options.out, manifest, verdict)
 
 
-def _stage(staging: Path, decisions: tuple[Decision, ...], baked: Bake) -> None:
-    shutil.copytree(baked.cache_dir, staging / CACHES, ignore=_left_out)
+def _stage(
+    staging: Path, plan: Plan, decisions: tuple[Decision, ...], baked: Bake
+) -> None:
+    frozen = bool(plan.policy.inductor.get("freezing"))
+
+    def left_out(_: str, names: list[str]) -> list[str]:
+        # Locks say nothing to another host; torch writes a frozen graph's wrapper
+        # anew in each process, under a name of its own.
+        endings = (".lock", ".py") if frozen else (".lock",)
+        return [n for n in names if n == "locks" or n.endswith(endings)]
+
+    shutil.copytree(baked.cache_dir, staging / CACHES, ignore=left_out)
     write_keys(baked.keys, staging / KEYS_NAME)
     records = [record for decision in decisions for record in decision.records]
     write_records(records, staging / RECORDS_NAME)
-
-
-def _left_out(_: str, names: list[str]) -> list[str]:
-    """Locks say nothing to another host."""
-    return [n for n in names if n == "locks" or n.endswith(".lock")]
 
 
 def _manifest(

@@ -136,7 +136,7 @@ def _blocks(packing: Packing, micro: Any, b: "torch.Tensor") -> "torch.Tensor":
     block = packing.register_blocking[1]
     if b.shape[-1] % block:
         b = torch.nn.functional.pad(b, (0, -b.shape[-1] % block))
-    view = b.unflatten(-1, (-1, block)).transpose(1, 2)
+    view: torch.Tensor = b.unflatten(-1, (-1, block)).transpose(1, 2)
     depth = {"VNNI2": 2, "VNNI4": 4}.get(micro.get_b_layout().name, 1)
     if depth > 1:
         view = view.unflatten(2, (-1, depth)).transpose(-1, -2)

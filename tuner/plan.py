@@ -20,10 +20,8 @@ from flytune.shapes.registry import find_model
 from flytune.tuner.options import BuildOptions
 
 GIB = 2**30
-# Measured on a Llama-3.3-70B layer and head (3.6 GiB of weights): 11.5 GiB frozen,
-# 5 GiB unfrozen, 2.5 GiB of it torch and what it compiles with.
+# torch, transformers and what compiling takes, beside the weights.
 _PROCESS_BYTES = 2.5 * GIB
-_COPIES = {"frozen": 2.6, "unfrozen": 1.2}
 # The timed GEMM's weight: as made, packed twice, and one being packed.
 _TIMED_COPIES = 4
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -81,13 +79,20 @@ def make_plan(options: BuildOptions) -> Plan:
 
 
 def needed_bytes(shapes: tuple[GemmShape, ...], policy: ServingPolicy) -> int:
-    """Return the memory of the largest stage: a bake, or timing the largest GEMM."""
+    """Return the memory of the largest stage: a bake, or timing the largest GEMM.
+
+    A bake holds one piece of the program; a frozen one besides a packed copy for each
+    size and one more while it packs.
+    """
     weights: dict[str, int] = {}
     for shape in shapes:
         if shape.op != "bmm":
             weights[shape.module] = shape.n * shape.k * _BYTES.get(shape.b_dtype, 4)
+    layer = sum(size for module, size in weights.items() if "layers." in module)
+    piece = max(layer, sum(weights.values()) - layer)
+    copies = 2 + len(policy.tokens) if policy.inductor.get("freezing") else 1
     largest = max(weights.values(), default=0)
-    bake = sum(weights.values()) * _COPIES[policy.name] + _logits_bytes(shapes)
+    bake = piece * copies + _logits_bytes(shapes)
     return int(_PROCESS_BYTES + max(bake, largest * _TIMED_COPIES))
 
 

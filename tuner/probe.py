@@ -8,10 +8,9 @@ stored under a probe would be served to others (a probe is in no key).
 
 import functools
 import json
-import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,11 @@ class Probe:
         Raises:
             FlytuneError: this torch lacks an interface that the probe needs.
         """
-        cache, name, select = private(SELECT, "AlgorithmSelectorCache.__call__")
+        cache, attribute, select = private(SELECT, "AlgorithmSelectorCache.__call__")
 
         def call(
             selector: Any,
-            op: str,
+            name: str,
             choices: list[Any],
             input_nodes: Sequence[Any],
             layout: Any,
@@ -60,28 +59,29 @@ class Probe:
         ) -> Any:
             for filter_choices in selector.preprocessing_fns:
                 choices = filter_choices(choices)
-            self.lists.append(self._describe(op, choices, input_nodes, layout))
+            self.lists.append(self._describe(name, choices, input_nodes, layout))
             library = [c for c in choices if _backend(c) == ATEN]
             kept = (library or choices)[:1]
-            return select(selector, op, kept, input_nodes, layout, *args, **kwargs)
+            return select(selector, name, kept, input_nodes, layout, *args, **kwargs)
 
-        setattr(cache, name, call)
-        graph, name, _ = private(
+        setattr(cache, attribute, call)
+        graph, attribute, _ = private(
             "torch._inductor.graph", "GraphLowering.compile_to_module"
         )
-        setattr(graph, name, _stop)
+        setattr(graph, attribute, _stop)
 
-    def run(self, pieces: Sequence[Piece], policy: ServingPolicy, seed: int) -> None:
+    def run(self, pieces: Iterable[Piece], policy: ServingPolicy, seed: int) -> None:
         """Lower every piece at every size of the policy."""
         import torch
 
-        for tokens in sorted(policy.tokens, reverse=True):
-            for piece in pieces:
+        for piece in pieces:
+            for tokens in sorted(policy.tokens, reverse=True):
                 self.piece, self.tokens = piece.name, tokens
                 args, kwargs = piece.inputs(tokens, seed)
                 torch._dynamo.reset()
                 compiled = torch.compile(piece.module, dynamic=policy.dynamic)
                 _until_lowered(functools.partial(compiled, *args, **kwargs))
+            torch._dynamo.reset()
 
     def _describe(
         self, op: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any
@@ -201,5 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     main()

@@ -11,7 +11,7 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 ACTIVATION_NAME = "activation.json"
@@ -29,15 +29,12 @@ Changes = Mapping[str, tuple[str | None, str | None]]
 """A variable's name to the value that flytune set and the one before; None is unset."""
 
 
-class Hook:
-    """A finder that looks at torch's modules just after they are imported."""
+class AfterImport:
+    """A finder that calls `loaded` just after somebody imported a watched module."""
 
-    def __init__(self, directory: str, changes: Changes) -> None:
-        self.flytune_directory = directory
-        self._changes = changes
-        self._waiting = set(_WATCHED)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._waiting = set(names)
         self._finding: set[tuple[int, str]] = set()
-        self._undo: list[Callable[[], None]] = []
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """Return what the other finders find, set to call back once it ran."""
@@ -54,29 +51,24 @@ class Hook:
         return spec
 
     def loaded(self, module: Any) -> None:
-        """Check a module that was imported; disable the bundle if it does not fit."""
-        if module.__name__ not in self._waiting:
-            return
-        self._waiting.discard(module.__name__)
-        try:
-            reason = next(self._differences(module), None)
-        # Whatever torch's private parts do, serving goes on without the bundle.
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        if reason is not None:
-            self.disable(reason)
-        elif not self._waiting:
-            self._leave()
+        """Look at a module that was imported; it may be told more than once."""
+        raise NotImplementedError
 
-    def disable(self, reason: str | None) -> None:
-        """Set everything back; say why in one line, unless `reason` is None."""
-        self._waiting.clear()
-        self._leave()
-        while self._undo:
-            self._undo.pop()()
-        restore(self._changes, os.environ)
-        if reason is not None:
-            say(f"bundle not used: {reason}")
+    def unwatchable(self, fullname: str) -> None:
+        """Learn that a module's loader lets nobody watch it."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Watch from now on; what is imported already is looked at now."""
+        sys.meta_path.insert(0, self)
+        for name in sorted(self._waiting):
+            if name in sys.modules:
+                self.loaded(sys.modules[name])
+
+    def leave(self) -> None:
+        """Watch no more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def _found(self, fullname: str, path: Any, target: Any) -> Any:
         for finder in tuple(sys.meta_path):
@@ -97,11 +89,46 @@ class Hook:
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            self.disable(f"cannot watch the import of {fullname}")
+            self.unwatchable(fullname)
 
-    def _leave(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+
+class Hook(AfterImport):
+    """Holds torch's modules to the bundle just after they are imported."""
+
+    def __init__(self, directory: str, changes: Changes) -> None:
+        super().__init__(_WATCHED)
+        self.flytune_directory = directory
+        self._changes = changes
+        self._undo: list[Callable[[], None]] = []
+
+    def loaded(self, module: Any) -> None:
+        """Check a module that was imported; disable the bundle if it does not fit."""
+        if module.__name__ not in self._waiting:
+            return
+        self._waiting.discard(module.__name__)
+        try:
+            reason = next(self._differences(module), None)
+        # Whatever torch's private parts do, serving goes on without the bundle.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason is not None:
+            self.disable(reason)
+        elif not self._waiting:
+            self.leave()
+
+    def unwatchable(self, fullname: str) -> None:
+        """Do without the bundle: nothing can hold torch to it."""
+        self.disable(f"cannot watch the import of {fullname}")
+
+    def disable(self, reason: str | None) -> None:
+        """Set everything back; say why in one line, unless `reason` is None."""
+        self._waiting.clear()
+        self.leave()
+        while self._undo:
+            self._undo.pop()()
+        restore(self._changes, os.environ)
+        if reason is not None:
+            say(f"bundle not used: {reason}")
 
     def _differences(self, module: Any) -> Iterator[str]:
         path = os.path.join(self.flytune_directory, ACTIVATION_NAME)
@@ -167,11 +194,7 @@ def arm(directory: str, changes: Changes) -> None:
         directory: an installed bundle.
         changes: what was set in the environment, to be set back if it does not fit.
     """
-    hook = Hook(directory, changes)
-    sys.meta_path.insert(0, hook)
-    for name in _WATCHED:
-        if name in sys.modules:
-            hook.loaded(sys.modules[name])
+    Hook(directory, changes).start()
 
 
 def armed() -> Any:
