@@ -18,7 +18,7 @@ from typing import Any
 from flytune.caches.policy import ServingPolicy
 from flytune.shapes.errors import FlytuneError
 
-# Settings that an outer shell, or `flytune exec`, may hold and a policy must not inherit.
+# What an outer shell or `flytune exec` may have set and a policy must not inherit.
 _FOREIGN = (
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_CACHING", "TORCH_LOGS"),
     *("TRITON_", "FLYDSL_", "FLYTUNE_INSTALLED", "FLYTUNE_CHANGES"),

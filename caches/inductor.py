@@ -4,6 +4,7 @@ Every private interface of torch that concerns cache files is touched here and i
 `compat` and `ledger`, nowhere else.
 """
 
+import gc
 import json
 import math
 import os
@@ -26,6 +27,18 @@ def torch_key() -> str:
 def system_info() -> dict[str, Any]:
     """Return what Inductor's timings file is named after, with its `hash`."""
     return dict(private(CODECACHE, "CacheBase.get_system")[2]())
+
+
+def forget_graphs() -> None:
+    """Free the compiled graphs of this process; a frozen one holds its weights.
+
+    Inductor keeps every module that it loaded, and the packed weights on it.
+    """
+    import torch
+
+    torch._dynamo.reset()
+    private(CODECACHE, "PyCodeCache.cache_clear")[2]()
+    gc.collect()
 
 
 def portable_config() -> dict[str, str]:
@@ -81,25 +94,6 @@ def write_timings(
     part.write_text(json.dumps({"system": dict(system), "cache": cache}, indent=1))
     part.replace(path)
     return path
-
-
-def read_timings(path: Path) -> tuple[Timing, ...]:
-    """Read a timings file of Inductor's.
-
-    Raises:
-        FlytuneError: the file is not one.
-    """
-    try:
-        cache = json.loads(path.read_text())["cache"]
-        return tuple(
-            Timing(op, key, precision, choice, float(ms))
-            for op, keys in cache.items()
-            for key, precisions in keys.items()
-            for precision, choices in precisions.items()
-            for choice, ms in choices.items()
-        )
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise FlytuneError(f"timings file cannot be read: {path}: {error}") from error
 
 
 def decision_ms(

@@ -76,8 +76,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         for piece in build_program(spec, seed=request["seed"]):
             calls += run_rounds(piece, policy, request["seed"])
-            # A frozen graph holds a packed copy of the piece's weights.
-            torch._dynamo.reset()
+            del piece
+            inductor.forget_graphs()
     saved = _save_artifacts(request.get("save"))
     return {
         "calls": [[c.piece, c.tokens, c.round, c.seconds, c.rel_error] for c in calls],

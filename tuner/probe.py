@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.compat import benchmark_key, precision_key, private, require_torch
+from flytune.caches.inductor import forget_graphs
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import Piece, ProgramSpec, build_program
 from flytune.tuner.candidate import (
@@ -81,7 +82,7 @@ class Probe:
                 torch._dynamo.reset()
                 compiled = torch.compile(piece.module, dynamic=policy.dynamic)
                 _until_lowered(functools.partial(compiled, *args, **kwargs))
-            torch._dynamo.reset()
+            forget_graphs()
 
     def _describe(
         self, op: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any
