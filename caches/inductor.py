@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,10 @@ def forget_graphs() -> None:
     import torch
 
     torch._dynamo.reset()
-    private(CODECACHE, "PyCodeCache.cache_clear")[2]()
+    cache = private(CODECACHE, "PyCodeCache.cache_clear")[0]
+    for module in cache.modules:
+        sys.modules.pop(module.__name__, None)
+    cache.cache_clear()
     gc.collect()
 
 
