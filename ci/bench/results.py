@@ -1,0 +1,53 @@
+"""Write a benchmark's result in the form that the README's tables are made from."""
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("torch", "triton", "ray", "transformers", "flydsl", "flytune")
+
+
+def write_result(
+    benchmark: str,
+    device: str,
+    figures: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    directory: Path = RESULTS,
+) -> Path:
+    """Write `NAME.DEVICE.json` and return its path.
+
+    Args:
+        device: A short name for the file, such as "cpu-amd-epyc-avx512".
+        figures: What is quoted; units are in the names.
+        rows: What the figures come from.
+    """
+    result = {
+        "benchmark": benchmark,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": device,
+        "versions": _versions(),
+        "command": shlex.join(["python", *sys.argv]),
+        "figures": figures,
+        "rows": list(rows),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{benchmark}.{device}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
