@@ -4,6 +4,7 @@ Candidates that cannot be told from the fastest are a tie, and a tie is broken b
 fixed order: so independent builds agree.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from flytune.tuner.candidate import ATEN, Candidate
 
 TIE_BAND = 0.02
 """Candidates within this share of the fastest are tied, however sure the difference."""
-SURE = 3.0
-"""Standard errors by which a difference must exceed the band to be believed."""
-# Of a normal distribution: deviation = 1.4826 * MAD; error of a median = 1.2533 *
-# deviation / sqrt(n).
-_MAD_TO_ERROR = 1.4826 * 1.2533
+SURE = 4.0
+"""Standard errors from nothing at which a difference is believed."""
+# A round this many interquartile ranges beyond the quartiles, four deviations of a
+# normal distribution from its middle, is an outlier, and counts as if it lay there.
+_OUTLIER_RANGES = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +106,16 @@ def _surely_slower(samples: Sequence[float], best: Sequence[float]) -> bool:
 
 
 def _difference(samples: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
-    """Return the median of the rounds' differences and its standard error, in us.
+    """Return the mean of the rounds' differences and its standard error, in us.
 
-    Both candidates ran in every round, so a drift cancels in the difference.
+    Both candidates ran in every round, so a drift cancels in the difference; and
+    outliers are drawn in. A mean tells more from as many rounds than a median does.
     """
     differences = [a - b for a, b in zip(samples, best, strict=True)]
-    spread_us = spread(differences)
-    error = _MAD_TO_ERROR * spread_us.mad_us / len(differences) ** 0.5
-    return spread_us.median_us, error
+    if len(differences) < 2:
+        return differences[0], math.inf
+    low, _, high = statistics.quantiles(differences)
+    reach = _OUTLIER_RANGES * (high - low)
+    drawn_in = [min(max(value, low - reach), high + reach) for value in differences]
+    error = statistics.stdev(drawn_in) / len(drawn_in) ** 0.5
+    return statistics.fmean(drawn_in), error

@@ -24,7 +24,8 @@ class TimingPlan:
     warm_up: int = 3
     """Calls of each candidate that are not counted."""
     rounds: int = 15
-    """Rounds before the first look at the samples; at least 9."""
+    """Rounds before each look at the samples; at least 9. A look at every round
+    would find a difference by chance sooner or later."""
     max_rounds: int = 45
     min_sample_us: float = 200.0
     """A sample repeats the call until it takes about this long."""
@@ -50,8 +51,7 @@ def time_interleaved(
     for name, turn in turns.items():
         for _ in range(plan.warm_up):
             turn()
-        once_us = _sample_us(turn, 1, clock)
-        repeats[name] = max(1, math.ceil(plan.min_sample_us / max(once_us, 0.1)))
+        repeats[name] = _repeats(_sample_us(turn, 1, clock), plan)
     samples: dict[str, list[float]] = {name: [] for name in kernels}
     order = list(kernels)
     start = clock()
@@ -59,11 +59,33 @@ def time_interleaved(
         for name in order if round_ % 2 == 0 else reversed(order):
             samples[name].append(_sample_us(turns[name], repeats[name], clock))
         done = round_ + 1
-        if done < plan.rounds:
-            continue
-        if clock() - start > plan.max_seconds or not undecided(samples):
+        if done >= plan.rounds and clock() - start > plan.max_seconds:
+            break
+        if done % plan.rounds == 0 and not undecided(_sound(samples)):
             break
     return {name: tuple(values) for name, values in samples.items()}
+
+
+def unsound(samples_us: Sequence[float]) -> str:
+    """Return why samples are no times, or nothing when they are.
+
+    A kernel that a clock cannot see has no time, and one must not win by it.
+    """
+    for sample in samples_us:
+        if not 0 < sample < math.inf:
+            return f"a sample is no time: {sample:g} us"
+    return ""
+
+
+def _sound(samples: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return {name: taken for name, taken in samples.items() if not unsound(taken)}
+
+
+def _repeats(once_us: float, plan: TimingPlan) -> int:
+    """Return how many calls make a sample; one that has no time is called once."""
+    if unsound([once_us]):
+        return 1
+    return max(1, math.ceil(plan.min_sample_us / max(once_us, 0.1)))
 
 
 class _Turns:

@@ -1,0 +1,204 @@
+"""Candidates that misbehave, behind Inductor's `BenchmarkRequest`, and their lists.
+
+A request is pickled whole, code included, so that Ray's workers need no such module.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ray import cloudpickle
+
+from flytune.shapes.gemm import GemmShape
+from flytune.tuner.candidate import (
+    ATEN,
+    CPP,
+    Candidate,
+    CandidateList,
+    Packing,
+    TensorSpec,
+    TuneTask,
+)
+
+UNPACKED = Packing("CppGemmTemplate", "CppMicroGemmFP32Vec", False, (8, 32, 1))
+"""The packing of a candidate that takes B as it is."""
+
+
+class OutOfResources(Exception):
+    """Named as Triton's own."""
+
+
+def _raise() -> NoReturn:
+    raise ValueError("a candidate's own error")
+
+
+def _over_resources() -> NoReturn:
+    raise OutOfResources("shared memory: 300000 of 232448 bytes")
+
+
+def _segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _loop() -> NoReturn:
+    while True:
+        pass
+
+
+def _noise() -> None:
+    os.write(1, b"\x00\xff{]\n" * 1000)
+    print("rubbish", flush=True)
+
+
+def _exhaust(take: Callable[[], Any]) -> None:
+    """Run out of memory, within a limit of this process's own."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, hard))
+    try:
+        take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _exhaust_python() -> None:
+    _exhaust(lambda: bytearray(2**31))
+
+
+def _exhaust_torch() -> None:
+    import torch
+
+    _exhaust(lambda: torch.empty(2**31))
+
+
+MISBEHAVIOURS: dict[str, Callable[[], None]] = {
+    "raise": _raise,
+    "over resources": _over_resources,
+    "abort": os.abort,
+    "segfault": _segfault,
+    "loop": _loop,
+    "noise": _noise,
+    "exit": lambda: sys.exit(0),
+    "hard exit": lambda: os._exit(0),
+    "python memory": _exhaust_python,
+    "torch memory": _exhaust_torch,
+}
+
+
+@dataclass
+class Fake:
+    """A GEMM `a @ b` that misbehaves where it is told to."""
+
+    in_build: str = ""
+    in_run: str = ""
+    """A misbehaviour, or what is wrong with the output: "nan", "tail", "tile",
+    "second"."""
+    first_bad_launch: int = 1
+    has_out_variant: bool = True
+    misbehaviours: dict[str, Callable[[], None]] = field(
+        default_factory=lambda: MISBEHAVIOURS
+    )
+
+    def precompile(self) -> None:
+        if self.in_build:
+            self.misbehaviours[self.in_build]()
+
+    def make_run_fn(self, a: Any, b: Any, *, out: Any) -> Callable[[], None]:
+        import torch
+
+        launches = 0
+
+        def launch() -> None:
+            nonlocal launches
+            launches += 1
+            if self.in_run in self.misbehaviours and launches >= self.first_bad_launch:
+                self.misbehaviours[self.in_run]()
+            match self.in_run:
+                case "nan":
+                    out.fill_(torch.nan)
+                case "tail":
+                    out[..., :-8] = a @ b[..., :-8]
+                case "tile":
+                    torch.mm(a[:, :-32], b[:-32], out=out)
+                case "second" if launches > 1:
+                    torch.mm(a, b, out=out).mul_(1.1)
+                case _:
+                    torch.mm(a, b, out=out)
+
+        return launch
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def candidate(
+    name: str, backend: str = CPP, template: str = "fake", **fake: Any
+) -> Candidate:
+    """Return a fake whose choice hash is `name`."""
+    return Candidate(
+        backend=backend,
+        template=template,
+        config=json.dumps({"name": name}),
+        choice_hash=name,
+        request=cloudpickle.dumps(Fake(**fake)),
+        packing=UNPACKED if backend == CPP else None,
+    )
+
+
+def offered(
+    candidates: Sequence[Candidate],
+    *,
+    m: int = 16,
+    n: int = 64,
+    k: int = 128,
+    **changes: Any,
+) -> CandidateList:
+    """Return a list of `mm` (or another op) with a weight seen transposed."""
+    whole: dict[str, Any] = {
+        "op": "mm",
+        "inputs_key": f"{m},{n},{k}",
+        "precision": "highest",
+        "inputs": (
+            TensorSpec((m, k), (k, 1), "bfloat16"),
+            TensorSpec((k, n), (1, k), "bfloat16"),
+        ),
+        "output": TensorSpec((m, n), (n, 1), "bfloat16"),
+        "candidates": tuple(candidates),
+        "piece": "layer",
+        "tokens": m,
+    }
+    return CandidateList(**(whole | changes))
+
+
+def task(
+    candidates: Sequence[Candidate],
+    module: str = "model.layers.*.q_proj",
+    **changes: Any,
+) -> TuneTask:
+    """Return the task of a list of fakes."""
+    return task_of(offered(candidates, **changes), module)
+
+
+def task_of(made: CandidateList, module: str = "model.layers.*.q_proj") -> TuneTask:
+    """Return the task of a list, whatever its op."""
+    *batch, m, n = made.output.sizes
+    shape = GemmShape(
+        op="bmm" if batch else "mm",
+        m=m,
+        n=n,
+        k=made.inputs[0].sizes[-1],
+        batch=batch[0] if batch else 1,
+        module=module,
+    )
+    return TuneTask(shape, made, (module,))
+
+
+def library(name: str = "library", **fake: Any) -> Candidate:
+    """Return a fake that stands for ATen's kernel: it is not built."""
+    return candidate(name, ATEN, "mm", **fake)

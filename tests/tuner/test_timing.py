@@ -1,0 +1,154 @@
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from flytune.tuner.timing import (
+    TimingPlan,
+    copies_needed,
+    time_interleaved,
+    unsound,
+)
+
+PLAN = TimingPlan(max_seconds=1e9)
+
+
+class Bench:
+    """Synthetic kernels and the clock that they advance."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def kernel(self, name: str, us: Callable[[], float]) -> Callable[[], None]:
+        def launch() -> None:
+            self.calls.append(name)
+            self.now += us() * 1e-6
+
+        return launch
+
+
+def timed(
+    costs_us: Mapping[str, Callable[[], float]], plan: TimingPlan = PLAN
+) -> dict[str, tuple[float, ...]]:
+    bench = Bench()
+    kernels = {name: [bench.kernel(name, cost)] for name, cost in costs_us.items()}
+    return time_interleaved(kernels, plan, bench.clock)
+
+
+def test_exact_kernels_are_timed_exactly() -> None:
+    samples = timed({"a": lambda: 10.0, "b": lambda: 30.0})
+    assert samples["a"] == pytest.approx([10.0] * PLAN.rounds)
+    assert samples["b"] == pytest.approx([30.0] * PLAN.rounds)
+
+
+def test_order_of_a_round_turns_and_warm_up_is_not_counted() -> None:
+    bench = Bench()
+    plan = TimingPlan(warm_up=2, rounds=9, max_rounds=9, min_sample_us=1.0)
+    kernels = {n: [bench.kernel(n, lambda: 10.0)] for n in "ab"}
+    samples = time_interleaved(kernels, plan, bench.clock)
+    before = "aaa" + "bbb"  # two warm-up calls and one to learn the repeats
+    assert "".join(bench.calls) == before + ("abba" * 5)[: 2 * 9]
+    assert [len(values) for values in samples.values()] == [9, 9]
+
+
+def test_sample_repeats_short_calls_until_it_is_long_enough() -> None:
+    bench = Bench()
+    plan = TimingPlan(warm_up=0, rounds=9, max_rounds=9, min_sample_us=200.0)
+    time_interleaved({"a": [bench.kernel("a", lambda: 3.0)]}, plan, bench.clock)
+    assert len(bench.calls) == 1 + 9 * math.ceil(200 / 3)
+
+
+def test_copies_of_a_weight_take_turns() -> None:
+    bench = Bench()
+    plan = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
+    copies = [bench.kernel(str(number), lambda: 10.0) for number in range(3)]
+    time_interleaved({"a": copies}, plan, bench.clock)
+    assert "".join(bench.calls) == ("012" * 4)[: 1 + 1 + 9]
+
+
+def test_rounds_end_as_soon_as_the_leader_is_clear() -> None:
+    assert len(timed({"a": lambda: 10.0, "b": lambda: 20.0})["a"]) == PLAN.rounds
+
+
+def test_rounds_end_at_once_when_equal() -> None:
+    assert len(timed({"a": lambda: 10.0, "b": lambda: 10.0})["a"]) == PLAN.rounds
+
+
+def swinging(mean: float, swing: float) -> Callable[[], float]:
+    """Return a cost that is above and below its mean in turn."""
+    signs = itertools.cycle((1, -1))
+    return lambda: mean + next(signs) * swing
+
+
+@pytest.mark.parametrize(
+    ("swing", "max_seconds", "rounds"),
+    [
+        (0.1, 1e9, 15),  # clear at the first look
+        (0.6, 1e9, 30),  # clear at the second
+        (3.0, 1e9, 45),  # never clear
+        (3.0, 0.0, 15),  # no time for more
+    ],
+)
+def test_rounds_are_added_while_undecided_within_limits(
+    swing: float, max_seconds: float, rounds: int
+) -> None:
+    plan = TimingPlan(warm_up=1, max_seconds=max_seconds, min_sample_us=1.0)
+    samples = timed({"a": lambda: 10.0, "b": swinging(10.5, swing)}, plan)
+    assert [len(values) for values in samples.values()] == [rounds, rounds]
+
+
+def test_single_candidate_takes_no_more_rounds_than_planned() -> None:
+    noise = random.Random(1)
+    assert len(timed({"a": lambda: noise.uniform(1, 99)})["a"]) == PLAN.rounds
+
+
+@pytest.mark.parametrize("bad", [0.0, -5.0, math.nan])
+def test_a_kernel_without_a_time_disturbs_no_other(bad: float) -> None:
+    now, last = 0.0, "good"
+
+    def clock() -> float:
+        return now if last == "good" else now * (bad if bad else 1.0)
+
+    def good() -> None:
+        nonlocal now, last
+        now, last = now + 1e-5, "good"
+
+    def broken() -> None:
+        nonlocal last
+        last = "broken"
+
+    samples = time_interleaved({"good": [good], "bad": [broken]}, PLAN, clock)
+    assert len(samples["good"]) == len(samples["bad"]) == PLAN.rounds
+    assert unsound(samples["bad"])
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_one_bad_sample_makes_all_unsound(bad: float) -> None:
+    assert unsound([10.0] * 8 + [bad]) == f"a sample is no time: {bad:g} us"
+    assert unsound([10.0] * 8) == ""
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("weight", "cache", "budget", "copies"),
+    [
+        (MIB, 32 * MIB, 1024 * MIB, 65),  # twice the cache passes between two turns
+        (63 * MIB, 32 * MIB, 1024 * MIB, 3),
+        (64 * MIB, 32 * MIB, 1024 * MIB, 1),  # evicts itself
+        (MIB, 32 * MIB, 10 * MIB, 10),  # what memory allows
+        (MIB, 32 * MIB, MIB // 2, 1),  # but never none
+        (MIB, 32 * MIB, 0, 1),
+        (0, 32 * MIB, 1024 * MIB, 1),  # an empty weight
+        (MIB, 0, 1024 * MIB, 1),  # no cache
+    ],
+)
+def test_copies_needed(weight: int, cache: int, budget: int, copies: int) -> None:
+    assert copies_needed(weight, cache, budget) == copies
