@@ -6,12 +6,13 @@ next; with an environment of our making, because torch reads settings from it.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ _FOREIGN = (
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_CACHING", "TORCH_LOGS"),
     *("TRITON_", "FLYDSL_", "FLYTUNE_INSTALLED", "FLYTUNE_CHANGES"),
 )
-# Lines of a failed child's output that are shown.
-_TAIL_LINES = 12
+# Lines of a failed child's output that are shown where it names no error.
+_TAIL_LINES = 4
+# The line that ends a traceback; torch prints pages after its own.
+_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception): .")
 
 
 def clean_environment(
@@ -73,7 +76,7 @@ def run_module(
         )
         try:
             assert process.stdout is not None
-            tail = deque(process.stdout, maxlen=_TAIL_LINES)
+            error, tail = _last_words(process.stdout)
             code = process.wait()
         except BaseException:
             # Its own session: a Ctrl-C of ours has not reached it or its compilers.
@@ -81,15 +84,26 @@ def run_module(
             process.wait()
             raise
     if code != 0:
-        raise FlytuneError(_failure(what, code, [line.rstrip() for line in tail]))
+        raise FlytuneError(_failure(what, code, error, tail))
 
 
-def _failure(what: str, code: int, tail: list[str]) -> str:
+def _last_words(output: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Read to the end; return the last error named, and the last lines."""
+    error, tail = "", deque[str](maxlen=_TAIL_LINES)
+    for line in output:
+        if _ERROR.match(line):
+            error = line.strip()
+        if line.strip():
+            tail.append(line.strip())
+    return error, tuple(tail)
+
+
+def _failure(what: str, code: int, error: str, tail: tuple[str, ...]) -> str:
     """Return one line: the child's own error where it has one."""
     if code == -signal.SIGKILL:
         return f"{what} was killed, most likely for want of memory"
-    for line in reversed(tail):
-        if line.startswith("flytune.") and "Error: " in line:
-            return f"{what} failed: {line.partition('Error: ')[2]}"
-    words = " | ".join(line.strip() for line in tail[-4:] if line.strip())
-    return f"{what} failed with exit {code}: {words or 'no output'}"
+    if error.startswith("flytune."):
+        return f"{what} failed: {error.partition('Error: ')[2]}"
+    if error:
+        return f"{what} failed: {error}"
+    return f"{what} failed with exit {code}: {' | '.join(tail) or 'no output'}"

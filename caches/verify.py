@@ -141,7 +141,8 @@ def judge(
     errors = [c[4] for c in result["calls"] if c[4] is not None]
     finite = all(map(math.isfinite, errors))
     return Verdict(
-        failures=tuple(failures),
+        # A graph may be looked for twice before it is compiled.
+        failures=tuple(dict.fromkeys(failures)),
         uncacheable=_uncacheable(refused) if frozen else (),
         work=summary(e for e in events if e.kind not in ASIDE),
         aside=summary(e for e in events if e.kind in ASIDE),

@@ -90,12 +90,13 @@ def unpacked(bundle: Path, into: Path) -> Path:
     return into
 
 
-def repacked(folder: Path, out: Path, **policy: Mapping[str, Any]) -> Path:
+def repacked(folder: Path, out: Path, **policy: Any) -> Path:
     """Pack a changed directory with digests that are right, and another policy."""
     manifest = Bundle.open(folder).manifest
     changed = {**manifest.policy}
-    for name, values in policy.items():
-        changed[name] = {**changed[name], **values}
+    for name, value in policy.items():
+        both = isinstance(value, Mapping)
+        changed[name] = {**changed[name], **value} if both else value
     return pack(folder, replace(manifest, policy=changed), out)
 
 
