@@ -5,6 +5,7 @@ verify are this very run, on the bake's directory and on a copy of the bundle's.
 """
 
 import json
+import math
 import random
 import resource
 import sys
@@ -155,9 +156,11 @@ def relative_error(output: Any, reference: Any) -> float:
     for out, ref in zip(
         output.flatten().split(2**24), reference.flatten().split(2**24), strict=True
     ):
-        worst = max(worst, float((out.float() - ref.float()).abs().max()))
-        if worst != worst:
-            return worst
+        error = float((out.float() - ref.float()).abs().max())
+        # max would keep the number.
+        if math.isnan(error):
+            return error
+        worst = max(worst, error)
         scale = max(scale, float(ref.abs().max()))
     return worst / scale if scale else worst
 

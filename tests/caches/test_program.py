@@ -1,0 +1,126 @@
+"""The program against the model that transformers itself builds."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builds import LLAMA, QWEN2
+
+from flytune.caches.program import (
+    PATTERN,
+    Piece,
+    ProgramSpec,
+    build_program,
+    fill_random,
+    model_path,
+)
+from flytune.caches.session import TOLERANCE, relative_error
+from flytune.shapes.errors import FlytuneError
+
+
+def spec(path: Path, attention: str = "eager") -> ProgramSpec:
+    return ProgramSpec(json.loads(path.read_text()), attention)
+
+
+def pieces(path: Path, attention: str = "eager", seed: int = 3) -> tuple[Piece, ...]:
+    return tuple(build_program(spec(path, attention), seed=seed))
+
+
+def call(piece: Piece, tokens: int) -> Any:
+    arguments, named = piece.inputs(tokens, 5)
+    with torch.no_grad():
+        return piece.module(*arguments, **named)
+
+
+@pytest.mark.parametrize("path", [LLAMA, QWEN2])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_pieces_are_the_models_own(path: Path, attention: str) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    raw = json.loads(path.read_text())
+    config = CONFIG_MAPPING[raw["model_type"]].from_dict(
+        {**raw, "num_hidden_layers": 1}
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    layer, head = pieces(path, attention)
+    model.model.layers[0].load_state_dict(layer.module.state_dict())
+    norm, lm_head = head.module.children()
+    model.model.norm.load_state_dict(norm.state_dict())
+    model.lm_head.load_state_dict(lm_head.state_dict())
+    (hidden,), _ = layer.inputs(8, 5)
+    with torch.no_grad():
+        expected = model(inputs_embeds=hidden).logits
+        output = head.module(call(layer, 8))
+    assert relative_error(output, expected) < TOLERANCE
+
+
+def test_the_seed_decides_the_weights() -> None:
+    first, again, other = (pieces(QWEN2, seed=seed)[0].module for seed in (3, 3, 4))
+    same = zip(first.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    names = dict(other.named_parameters())
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, names[name]) == ("norm" in name), name
+    assert first.self_attn.q_proj.bias.abs().min() >= 0
+    assert first.self_attn.q_proj.bias.std() > 0
+
+
+def test_random_values_repeat_after_a_prime() -> None:
+    tensor = torch.empty(PATTERN + 10)
+    fill_random(tensor, seed=1, std=0.5)
+    assert torch.equal(tensor[:10], tensor[PATTERN:])
+    assert abs(float(tensor.std()) - 0.5) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("piece", "module", "path"),
+    [
+        ("head", "0", "model.norm"),
+        ("head", "1", "lm_head"),
+        ("layer", "mlp.up_proj", "model.layers.*.mlp.up_proj"),
+        ("layer", "", "model.layers.*"),
+    ],
+)
+def test_paths_in_the_model(piece: str, module: str, path: str) -> None:
+    assert model_path(piece, module) == path
+
+
+def test_the_spec_survives_json() -> None:
+    whole = spec(LLAMA)
+    assert ProgramSpec.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({}, "unknown kind of program: `None`"),
+        ({"kind": "vllm"}, "unknown kind of program: `vllm`"),
+        ({"kind": "transformers"}, "program is malformed"),
+        (
+            {"kind": "transformers", "config": {}, "attention": "", "x": 1},
+            "program is malformed",
+        ),
+    ],
+)
+def test_a_spec_that_is_none(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(FlytuneError, match=said):
+        ProgramSpec.from_json(row)
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(FlytuneError, match="needs the build extra") as caught:
+        pieces(LLAMA)
+    assert caught.value.hint == "pip install 'flytune[build]'"
+
+
+def test_the_error_is_relative_to_the_largest_value() -> None:
+    reference = torch.tensor([4.0, -8.0])
+    assert relative_error(torch.tensor([4.0, -7.0]), reference) == 1 / 8
+    assert relative_error(reference, reference) == 0
+    assert relative_error(torch.tensor([1.0]), torch.tensor([0.0])) == 1
+    nan = relative_error(torch.tensor([4.0, float("nan")]), reference)
+    assert nan != nan
