@@ -1,7 +1,7 @@
 """The journal of a build: every finished row is on disk before the next one starts.
 
-JSON lines, appended and synced; a torn last line is what a killed driver leaves, and is
-ignored and cut.
+JSON lines, appended and synced. A torn last line is what a killed driver leaves, and is
+cut; a line that is no entry of ours is passed over.
 """
 
 import fcntl
@@ -25,7 +25,8 @@ class Journal:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+")
+            # Unbuffered: what a full disk refused must not be written at the close.
+            self._file = path.open("ab+", buffering=0)
         except OSError as error:
             raise FlytuneError(f"cannot write the journal: {path}: {error}") from error
         try:
@@ -51,12 +52,15 @@ class Journal:
             FlytuneError: the disk is full or gone.
         """
         rows = [{"kind": kind, **entry} for kind, entry in entries]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        end = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(text.encode())
-            self._file.flush()
+            rest = memoryview(text)
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
+            self._file.truncate(end)
             raise FlytuneError(
                 f"cannot write the journal: {self._path}: {error.strerror}"
             ) from error
@@ -68,15 +72,14 @@ class Journal:
 
     def _read(self) -> Iterator[dict[str, Any]]:
         self._file.seek(0)
-        good = 0
-        for line in self._file:
+        lines = self._file.readall().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            self._file.truncate(sum(map(len, lines[:-1])))
+            lines.pop()
+        for line in lines:
             try:
                 row = json.loads(line)
-                if not line.endswith(b"\n") or not isinstance(row, dict):
-                    break
             except ValueError:
-                break
-            good += len(line)
-            yield row
-        self._file.truncate(good)
-        self._file.seek(0, os.SEEK_END)
+                continue
+            if isinstance(row, dict) and "kind" in row:
+                yield row
