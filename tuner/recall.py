@@ -4,15 +4,15 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
+from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.decision import Decision
 from flytune.tuner.journal import Journal
 
-_Key = tuple[str | None, str | None, str | None]
+_Key = tuple[str | None, str | None, str | None, str]
 
 
 class Recall:
@@ -20,31 +20,24 @@ class Recall:
 
     def __init__(self, journal: Journal, older: Iterable[TuningRecord]) -> None:
         self._journal = journal
-        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._own: dict[str, list[TuningRecord]] = {}
+        self.unreadable = 0
+        """Entries that are no record of this version, and are passed over."""
         for entry in journal.entries("record"):
-            self._rows.setdefault(entry["list"], []).append(entry["row"])
-        self._older: dict[_Key, dict[str, TuningRecord]] = {}
+            try:
+                record = TuningRecord.from_row(entry["row"])
+                self._own.setdefault(entry["list"], []).append(record)
+            except (FlytuneError, KeyError, TypeError):
+                self.unreadable += 1
+        self._older: dict[_Key, list[TuningRecord]] = {}
         for record in older:
             key = (record.inductor_op, record.inputs_key, record.precision)
-            self._older.setdefault(key, {})[record.choice_hash] = record
+            self._older.setdefault((*key, record.module), []).append(record)
 
     def decision(self, task: TuneTask) -> Decision | None:
         """Return the stored decision of the very same list, if it is whole."""
-        rows = self._rows.get(list_id(task), [])
-        stored = {r.choice_hash: r for r in map(TuningRecord.from_row, rows)}
-        if len(stored) < len(task.offered.candidates):
-            offered = task.offered
-            key = (offered.op, offered.inputs_key, offered.precision)
-            stored = self._older.get(key, {})
-        records = tuple(
-            stored[c.choice_hash]
-            for c in task.offered.candidates
-            if c.choice_hash in stored
-        )
-        whole = len(records) == len(task.offered.candidates)
-        if not whole or sum(record.winner for record in records) != 1:
-            return None
-        return Decision(task, records)
+        own = self._own.get(list_id(task), [])
+        return _whole(task, own) or _whole(task, self._older.get(_key(task), []))
 
     def keep(self, decision: Decision) -> None:
         """Write a decision to the journal."""
@@ -53,6 +46,26 @@ class Recall:
             ("record", {"list": name, "row": record.to_row()})
             for record in decision.records
         )
+
+
+def _key(task: TuneTask) -> _Key:
+    """Return what the records of an older bundle have in common with a task."""
+    offered = task.offered
+    return (offered.op, offered.inputs_key, offered.precision, task.shape.module)
+
+
+def _whole(task: TuneTask, rows: Iterable[TuningRecord]) -> Decision | None:
+    """Return the decision in `rows` if they are of the task's candidates, no others.
+
+    A candidate's latest row counts: a list that was journalled again was timed again.
+    """
+    stored = {record.choice_hash: record for record in rows}
+    hashes = [c.choice_hash for c in task.offered.candidates]
+    if stored.keys() != set(hashes):
+        return None
+    if sum(record.winner for record in stored.values()) != 1:
+        return None
+    return Decision(task, tuple(stored[name] for name in hashes))
 
 
 def list_id(task: TuneTask) -> str:
@@ -67,31 +80,46 @@ class BuiltKernels:
         self._root = root
 
     def keep(self, result: BuildResult) -> None:
-        """Store what was built; a failure is not stored, and tried again."""
+        """Store what was built; a failure is not stored, and tried again.
+
+        Raises:
+            FlytuneError: the disk is full or gone.
+        """
         if result.status is not Status.OK:
             return
         folder = self._folder(result.choice_hash)
-        for name, content in result.files.items():
-            path = folder / "files" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / "built.part"
-        names = sorted(result.files)
-        part.write_text(json.dumps({"seconds": result.compile_s, "files": names}))
-        part.replace(folder / "built.json")
+        try:
+            for name, content in result.files.items():
+                path = folder / "files" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            folder.mkdir(parents=True, exist_ok=True)
+            digests = {name: _digest(data) for name, data in result.files.items()}
+            row = {"seconds": result.compile_s, "files": digests}
+            part = folder / "built.part"
+            part.write_text(json.dumps(row))
+            part.replace(folder / "built.json")
+        except OSError as error:
+            raise FlytuneError(
+                f"cannot keep what was built: {folder}: {error.strerror}"
+            ) from error
 
     def find(self, choice_hash: str) -> BuildResult | None:
-        """Return what was built for a candidate, if all of it is there."""
+        """Return what was built for a candidate, if all of it is there and whole."""
         folder = self._folder(choice_hash)
         try:
             row = json.loads((folder / "built.json").read_text())
-            files = {n: (folder / "files" / n).read_bytes() for n in row["files"]}
-        except (OSError, ValueError, KeyError):
+            seconds, digests = float(row["seconds"]), dict(row["files"])
+            files = {n: (folder / "files" / n).read_bytes() for n in digests}
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return BuildResult(
-            choice_hash, Status.OK, compile_s=row["seconds"], files=files
-        )
+        if {name: _digest(data) for name, data in files.items()} != digests:
+            return None
+        return BuildResult(choice_hash, Status.OK, compile_s=seconds, files=files)
 
     def _folder(self, choice_hash: str) -> Path:
         return self._root / hashlib.sha256(choice_hash.encode()).hexdigest()[:32]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

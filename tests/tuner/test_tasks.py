@@ -1,0 +1,112 @@
+from dataclasses import replace
+
+import pytest
+from fakes import candidate, library, offered
+
+from flytune.shapes.gemm import GemmShape
+from flytune.tuner.candidate import CandidateList, TensorSpec
+from flytune.tuner.tasks import join, planned_for
+
+Q = GemmShape("mm", 16, 64, 128, module="model.layers.*.self_attn.q_proj")
+K = replace(Q, module="model.layers.*.self_attn.k_proj")
+GATE = GemmShape("mm", 16, 256, 64, module="model.layers.*.mlp.gate_proj")
+UP = replace(GATE, module="model.layers.*.mlp.up_proj")
+HEAD = GemmShape("mm", 16, 1000, 64, module="lm_head")
+
+
+def listed(shape: GemmShape, *names: str, module: str, **changes: str) -> CandidateList:
+    candidates = [library("aten"), *map(candidate, names)]
+    made = offered(candidates, m=shape.m, n=shape.n, k=shape.k)
+    return replace(made, module=module, **changes)
+
+
+def bmm(module: str = "self_attn") -> CandidateList:
+    made = offered([library("bmm")], m=16, n=32, k=8)
+    a = TensorSpec((4, 16, 8), (128, 8, 1), "bfloat16")
+    b = TensorSpec((4, 8, 32), (256, 32, 1), "bfloat16")
+    out = TensorSpec((4, 16, 32), (512, 32, 1), "bfloat16")
+    return replace(made, op="bmm", inputs=(a, b), output=out, module=module)
+
+
+def test_each_list_gets_the_gemm_of_its_module() -> None:
+    lists = [
+        listed(K, "k", module="self_attn.k_proj"),
+        listed(Q, "q", module="self_attn.q_proj"),
+        listed(HEAD, "h", module="1", piece="head"),
+    ]
+    coverage = join([Q, K, HEAD], lists)
+    assert [t.shape for t in coverage.tasks] == [K, Q, HEAD]
+    assert [t.modules for t in coverage.tasks] == [
+        (K.module,),
+        (Q.module,),
+        ("lm_head",),
+    ]
+    assert (coverage.missing, coverage.unplanned) == ((), ())
+
+
+def test_a_planned_gemm_without_a_list_is_missing() -> None:
+    coverage = join([Q, UP], [listed(Q, module="self_attn.q_proj")])
+    assert coverage.missing == (UP,)
+
+
+def test_a_list_without_a_planned_gemm_is_unplanned() -> None:
+    strange = listed(replace(Q, n=99), module="self_attn.q_proj")
+    coverage = join([Q], [strange])
+    assert (coverage.tasks, coverage.missing) == ((), (Q,))
+    assert coverage.unplanned == (strange,)
+
+
+def test_a_list_of_an_unknown_op_is_unplanned() -> None:
+    strange = replace(listed(Q, module="self_attn.q_proj"), op="int_mm")
+    assert join([Q], [strange]).unplanned == (strange,)
+
+
+def test_a_fused_list_is_of_every_module_of_its_sizes() -> None:
+    fused = listed(GATE, module="")
+    coverage = join([Q, GATE, UP], [fused])
+    assert coverage.tasks[0].modules == (GATE.module, UP.module)
+    assert coverage.missing == (Q,)
+
+
+def test_a_list_of_an_unplanned_module_is_of_every_module_of_its_sizes() -> None:
+    assert planned_for(listed(GATE, module="mlp.fused"), [GATE, UP]) == (GATE, UP)
+
+
+def test_lists_that_are_one_decision_merge() -> None:
+    lists = [
+        listed(Q, "x", module="self_attn.q_proj"),
+        listed(K, "x", module="self_attn.k_proj"),
+        listed(Q, "x", module="self_attn.q_proj"),
+    ]
+    coverage = join([Q, K], lists)
+    assert len(coverage.tasks) == 1
+    assert coverage.tasks[0].modules == (Q.module, K.module)
+    assert coverage.tasks[0].calls == 3
+    assert coverage.missing == ()
+
+
+def test_candidates_in_another_order_are_the_same_decision() -> None:
+    one = listed(Q, "x", "y", module="self_attn.q_proj")
+    other = replace(one, candidates=one.candidates[::-1])
+    assert len(join([Q], [one, other]).tasks) == 1
+
+
+@pytest.mark.parametrize("change", [{"op": "linear_unary"}, {"precision": "high"}])
+def test_lists_with_another_key_stay_apart(change: dict[str, str]) -> None:
+    one = listed(Q, "x", module="self_attn.q_proj")
+    assert len(join([Q], [one, replace(one, **change)]).tasks) == 2
+
+
+def test_lists_with_other_candidates_stay_apart() -> None:
+    lists = [
+        listed(GATE, "silu", module="mlp.gate_proj"),
+        listed(UP, "none", module="mlp.up_proj"),
+    ]
+    assert [t.shape for t in join([GATE, UP], lists).tasks] == [GATE, UP]
+
+
+def test_bmm_is_of_bmm_alone() -> None:
+    scores = GemmShape("bmm", 16, 32, 8, batch=4, module="model.layers.*.self_attn")
+    same = replace(scores, op="mm")
+    assert planned_for(bmm(), [same, scores]) == (scores,)
+    assert planned_for(bmm(), [replace(scores, batch=5)]) == ()
