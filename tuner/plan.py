@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,21 +101,20 @@ def _logits_bytes(shapes: tuple[GemmShape, ...]) -> int:
     return max((s.m * s.n * s.batch for s in shapes), default=0) * 2 * 4
 
 
-def free_bytes() -> int:
+def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory that this process may still take, by kernel and cgroup."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    limit, used = (_cgroup(name) for name in ("memory.max", "memory.current"))
-    return free if limit is None or used is None else min(free, limit - used)
-
-
-def _cgroup(name: str) -> int | None:
     try:
-        text = Path("/sys/fs/cgroup", name).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        stat = (cgroup / "memory.stat").read_text().split()
+    except (OSError, ValueError):  # no cgroup, or "max": no limit
+        return free
+    # Pages of files that were read count as used, but are given back when needed.
+    counted = dict(zip(stat[::2], map(int, stat[1::2]), strict=True))
+    return min(free, limit - used + counted.get("inactive_file", 0))
 
 
 def _check_memory(shapes: tuple[GemmShape, ...], needed: int) -> None:
@@ -137,8 +136,14 @@ def _check_output(out: Path) -> None:
     parent = out.parent
     if not parent.is_dir():
         raise FlytuneError(f"no directory for the output: {parent}")
-    if not os.access(parent, os.W_OK):
-        raise FlytuneError(f"output cannot be written: {parent}")
+    try:
+        # Asking for permission is not enough: a mount may refuse what its mode allows.
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise FlytuneError(
+            f"output cannot be written: {parent}: {error.strerror}"
+        ) from error
 
 
 def _digest(identity: Mapping[str, Any]) -> str:

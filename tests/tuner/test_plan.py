@@ -1,0 +1,198 @@
+import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytune.caches.policy import cpu_policy
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.gemm import GemmShape
+from flytune.tuner import plan
+from flytune.tuner.options import BuildOptions
+from flytune.tuner.plan import GIB, free_bytes, make_plan, needed_bytes
+
+
+def options(tmp_path: Path, **changes: Any) -> BuildOptions:
+    whole = BuildOptions(
+        model="Qwen3-4B",
+        tokens=(1, 16),
+        attention="eager",
+        policy="unfrozen",
+        threads=2,
+        out=tmp_path / "bundle",
+        work=tmp_path / "work",
+        ray=None,
+        from_bundle=None,
+        bake_passes=3,
+    )
+    return replace(whole, **changes)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "free_bytes", lambda: 1024 * GIB)
+
+
+@pytest.mark.usefixtures("free")
+def test_the_same_build_finds_its_directory_again(tmp_path: Path) -> None:
+    first = make_plan(options(tmp_path))
+    assert first.work.parent == tmp_path / "work"
+    assert first.work.name.startswith("qwen3-4b-")
+    assert make_plan(options(tmp_path, out=tmp_path / "other")).work == first.work
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "Llama-3.1-8B"},
+        {"tokens": (1, 8)},
+        {"attention": "sdpa"},
+        {"policy": "frozen"},
+        {"threads": 1},
+    ],
+)
+def test_what_decides_the_kernels_names_the_directory(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    assert (
+        make_plan(options(tmp_path, **changes)).work
+        != make_plan(options(tmp_path)).work
+    )
+
+
+def test_short_memory_names_the_largest_gemm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "free_bytes", lambda: GIB)
+    with pytest.raises(FlytuneError) as caught:
+        make_plan(options(tmp_path))
+    said = str(caught.value)
+    assert said.startswith("no memory for lm_head mm (16, 151936, 2560): the build")
+    assert said.endswith(" GiB and 1.0 GiB are free")
+    assert not (tmp_path / "work").exists()
+
+
+def test_memory_that_just_suffices_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "free_bytes", lambda: 1024 * GIB)
+    needed = make_plan(options(tmp_path)).needed_bytes
+    monkeypatch.setattr(plan, "free_bytes", lambda: needed)
+    make_plan(options(tmp_path))
+    monkeypatch.setattr(plan, "free_bytes", lambda: needed - 1)
+    with pytest.raises(FlytuneError, match="no memory for"):
+        make_plan(options(tmp_path))
+
+
+def test_frozen_weights_need_more_memory() -> None:
+    shapes = tuple(
+        GemmShape("mm", 16, 28672, 8192, module=f"model.layers.*.{name}")
+        for name in ("gate", "up", "down")
+    )
+    unfrozen, frozen = (
+        needed_bytes(
+            shapes, cpu_policy(name, tokens=(16,), threads=2, attention="eager")
+        )
+        for name in ("unfrozen", "frozen")
+    )
+    assert 3 * 28672 * 8192 * 2 < unfrozen < frozen
+
+
+def test_no_shapes_still_need_a_process() -> None:
+    policy = cpu_policy("frozen", tokens=(1,), threads=1, attention="sdpa")
+    assert needed_bytes((), policy) > GIB
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize("kind", ["file", "directory", "link", "dangling link"])
+def test_an_output_that_exists_is_refused(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "bundle"
+    match kind:
+        case "file":
+            out.touch()
+        case "directory":
+            out.mkdir()
+        case "link":
+            out.symlink_to(tmp_path)
+        case "dangling link":
+            out.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FlytuneError, match=f"output exists: {out}"):
+        make_plan(options(tmp_path))
+
+
+@pytest.mark.usefixtures("free")
+def test_an_output_without_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for parent in (tmp_path / "absent", tmp_path / "file"):
+        with pytest.raises(
+            FlytuneError, match=f"no directory for the output: {parent}"
+        ):
+            make_plan(options(tmp_path, out=parent / "bundle"))
+
+
+@pytest.mark.usefixtures("free")
+def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    # Nobody creates files there, root included, whatever the directory's mode says.
+    with pytest.raises(FlytuneError, match="output cannot be written: /proc: "):
+        make_plan(options(tmp_path, out=Path("/proc/bundle")))
+
+
+@pytest.mark.usefixtures("free")
+def test_nothing_is_left_beside_the_output(tmp_path: Path) -> None:
+    make_plan(options(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.10.1", "torch is older than 2.11, the oldest supported: 2.10.1"),
+        (
+            "1.13.0+cu117",
+            "torch is older than 2.11, the oldest supported: 1.13.0+cu117",
+        ),
+        ("2.16.0", "torch is newer than 2.15, the newest supported: 2.16.0"),
+        ("unknown", "torch has an unreadable version: `unknown`"),
+    ],
+)
+def test_an_unsupported_torch_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    with pytest.raises(FlytuneError) as caught:
+        make_plan(options(tmp_path))
+    assert str(caught.value) == said
+
+
+@pytest.mark.usefixtures("free")
+def test_an_unknown_model_or_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FlytuneError, match="Qwen3-4"):
+        make_plan(options(tmp_path, model="Qwen3-4"))
+    with pytest.raises(FlytuneError, match="unknown policy: `warm`"):
+        make_plan(options(tmp_path, policy="warm"))
+
+
+def cgroup(folder: Path, limit: str, used: int, files: int) -> Path:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {files}\n")
+    return folder
+
+
+def test_free_memory_is_what_the_cgroup_leaves(tmp_path: Path) -> None:
+    assert free_bytes(cgroup(tmp_path, "1000", 600, 0)) == 400
+
+
+def test_pages_of_files_that_were_read_are_free(tmp_path: Path) -> None:
+    assert free_bytes(cgroup(tmp_path, "1000", 900, 700)) == 800
+
+
+def test_without_a_limit_the_host_decides(tmp_path: Path) -> None:
+    host = free_bytes(tmp_path / "absent")
+    assert host > 2**20
+    for limit in ("max", str(2**60)):
+        limited = free_bytes(cgroup(tmp_path, limit, 600, 0))
+        assert limited == pytest.approx(host, rel=0.5)
