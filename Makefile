@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 MODEL_BUNDLE := build/qwen3-4b
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint types bench clean
+.PHONY: help setup run test test-all test-gpu lint types bench clean
 .DELETE_ON_ERROR:
 
 help: ## Print this list
@@ -22,10 +22,13 @@ run: $(INSTALLED) ## Build and verify a bundle of a small real model
 	$(BIN)/flytune verify $(MODEL_BUNDLE) --strict
 
 test: $(INSTALLED) ## Run the tests, all but the slow ones
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not gpu"
 
-test-all: $(INSTALLED) ## Run every test that this machine can
-	$(BIN)/pytest
+test-all: $(INSTALLED) ## Run every test that needs no accelerator
+	$(BIN)/pytest -m "not gpu"
+
+test-gpu: $(INSTALLED) ## Run the tests that need an accelerator
+	$(BIN)/pytest -m gpu
 
 lint: $(INSTALLED) ## Check style and format
 	$(BIN)/ruff check
