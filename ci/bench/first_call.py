@@ -11,8 +11,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from builds import build_bundle
 from results import write_result
 
 from flytune.caches import Bundle
@@ -45,21 +44,13 @@ def main(model: str, tokens: str, rounds: int) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
         for policy in POLICIES:
-            bundle = _build(model, tokens, policy, Path(directory))
+            bundle = build_bundle(model, tokens, policy, Path(directory) / policy)
             measured = _measure(bundle, policy, rounds, Path(directory))
             rows += measured
             figures[policy] = _figures(measured)
             _print(policy, figures[policy])
     slug = Target.here(threads=len(os.sched_getaffinity(0))).slug
     print(f"wrote {write_result('first_call', slug, figures, rows)}")
-
-
-def _build(model: str, tokens: str, policy: str, directory: Path) -> Bundle:
-    out = directory / policy
-    command = [sys.executable, "-m", "flytune.tuner.cli", "build", "--model", model]
-    command += ["--tokens", tokens, "--policy", policy, "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return Bundle.open(out)
 
 
 def _measure(
