@@ -2,8 +2,8 @@
 
 `python ci/bench/agreement.py [--model M] [--tokens 1,16] [--policy frozen]`
 
-Each build has a work directory of its own, so that nothing is taken from the other. Where
-the winners differ, each must be tied with the fastest in the other's samples.
+Each build has a work directory of its own, so that nothing is taken from the other.
+Where the winners differ, each must be tied with the fastest in the other's samples.
 """
 
 import os
@@ -21,7 +21,7 @@ from flytune.caches.target import Target
 from flytune.tuner.build import RECORDS_NAME
 from flytune.tuner.select import tied_with_fastest
 
-ListKey = tuple[str | None, str | None, frozenset[str]]
+ListKey = tuple[str | None, str | None, str]
 
 
 @click.command()
@@ -67,28 +67,11 @@ def _lists(bundle: Bundle) -> dict[ListKey, list[TuningRecord]]:
         placed = Path(directory) / "bundle"
         bundle.place(placed, only=[RECORDS_NAME])
         records = read_records(placed / RECORDS_NAME)
-    # A list's records stand together, and its first names no choice twice.
     lists: dict[ListKey, list[TuningRecord]] = {}
-    group: list[TuningRecord] = []
     for record in records:
-        new = bool(group) and (
-            record.inputs_key != group[0].inputs_key
-            or record.inductor_op != group[0].inductor_op
-            or record.choice_hash in {r.choice_hash for r in group}
-            or sum(r.winner for r in group) + record.winner > 1
-        )
-        if new:
-            _keep(lists, group)
-            group = []
-        group.append(record)
-    _keep(lists, group)
-    return lists
-
-
-def _keep(lists: dict[ListKey, list[TuningRecord]], group: list[TuningRecord]) -> None:
-    if len(group) > 1:
-        hashes = frozenset(record.choice_hash for record in group)
-        lists[group[0].inductor_op, group[0].inputs_key, hashes] = group
+        key = (record.inductor_op, record.inputs_key, record.module)
+        lists.setdefault(key, []).append(record)
+    return {key: some for key, some in lists.items() if len(some) > 1}
 
 
 def _compare(first: list[TuningRecord], second: list[TuningRecord]) -> dict[str, Any]:
