@@ -7,6 +7,7 @@ older one spells otherwise is translated here.
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -89,8 +90,8 @@ def wrap(module: str, path: str, wrapper: Wrapper) -> None:
     Raises:
         FlytuneError: this release has no such module or attribute.
     """
-    owner, name, bound = private(module, path)
-    raw = vars(owner).get(name, bound)
+    owner, name, _ = private(module, path)
+    raw = inspect.getattr_static(owner, name)
     is_method = isinstance(raw, staticmethod | classmethod)
     inner = raw.__func__ if is_method else raw
     outer = functools.wraps(inner)(wrapper(inner))

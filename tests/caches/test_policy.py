@@ -1,0 +1,94 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builds import run_python
+
+from flytune.caches.policy import ServingPolicy, cpu_policy
+from flytune.shapes.errors import FlytuneError
+
+POLICY = cpu_policy("frozen", tokens=(1, 8), threads=2, attention="eager")
+# Serving compiles in other threads than the one that set the policy.
+APPLY = """
+import json, sys, threading
+from flytune.caches.policy import ServingPolicy
+policy = ServingPolicy.from_json(json.loads(sys.argv[1]))
+try:
+    policy.apply()
+except Exception as error:
+    print(type(error).__name__, error)
+    raise SystemExit
+import torch._dynamo.config as dynamo
+import torch._inductor.config as inductor
+
+def row():
+    return [
+        [getattr(config, name) for name in values]
+        for config, values in ((inductor, policy.inductor), (dynamo, policy.dynamo))
+    ]
+
+seen = []
+thread = threading.Thread(target=lambda: seen.append(row()))
+thread.start()
+thread.join()
+assert seen == [row()]
+print(json.dumps(seen[0]))
+"""
+
+
+def test_it_reaches_every_thread() -> None:
+    printed = run_python(APPLY, json.dumps(POLICY.to_json()))
+    assert json.loads(printed.splitlines()[-1]) == [
+        [*POLICY.inductor.values()],
+        [*POLICY.dynamo.values()],
+    ]
+
+
+@pytest.mark.parametrize("group", ["inductor", "dynamo"])
+def test_a_setting_that_torch_lacks(group: str) -> None:
+    policy = replace(POLICY, **{group: {"no_such_setting": 1}})
+    assert run_python(APPLY, json.dumps(policy.to_json())) == (
+        "FlytuneError torch has no setting that the policy names: `no_such_setting`\n"
+    )
+
+
+def test_it_survives_json() -> None:
+    assert ServingPolicy.from_json(json.loads(json.dumps(POLICY.to_json()))) == POLICY
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": None}, "malformed"),
+        ({"tokens": []}, "no token counts"),
+        ({"tokens": ["1"]}, "no token counts"),
+        ({"unknown": 1}, "malformed"),
+        ({"inductor": []}, "malformed: `inductor`"),
+        ({"dynamo": None}, "malformed: `dynamo`"),
+        ({"env": {"A": 1}}, "malformed: `env`"),
+    ],
+)
+def test_a_malformed_policy(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(FlytuneError, match=said):
+        ServingPolicy.from_json(POLICY.to_json() | changes)
+
+
+def test_an_incomplete_policy() -> None:
+    with pytest.raises(FlytuneError, match="malformed: 'tokens'"):
+        ServingPolicy.from_json({"name": "unfrozen"})
+
+
+def test_an_unknown_policy() -> None:
+    with pytest.raises(FlytuneError, match="unknown policy: `warm`") as caught:
+        cpu_policy("warm", tokens=(1,), threads=1, attention="eager")
+    assert caught.value.hint == "known are unfrozen, frozen"
+
+
+@pytest.mark.parametrize(("sizes", "limit"), [(1, 8), (4, 8), (9, 18), (64, 128)])
+def test_every_named_size_fits_under_dynamos_limit(sizes: int, limit: int) -> None:
+    tokens = tuple(range(1, sizes + 1))
+    policy = cpu_policy("unfrozen", tokens=tokens, threads=1, attention="eager")
+    assert policy.dynamo["recompile_limit"] == limit
+    assert policy.dynamic is False
+    assert policy.dynamo["automatic_dynamic_shapes"] is False
