@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 MODEL_BUNDLE := build/qwen3-4b
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu lint types bench clean
+.PHONY: help setup run test test-all test-gpu lint types bench bench-all clean
 .DELETE_ON_ERROR:
 
 help: ## Print this list
@@ -39,6 +39,12 @@ types: $(INSTALLED) ## Check types
 
 bench: $(INSTALLED) ## Measure a first call with and without a bundle
 	$(BIN)/python ci/bench/first_call.py
+
+bench-all: $(INSTALLED) ## Measure everything and renew the README's tables
+	$(BIN)/python ci/bench/first_call.py
+	$(BIN)/python ci/bench/build_cost.py
+	$(BIN)/python ci/bench/agreement.py
+	$(BIN)/python ci/bench/tables.py
 
 clean: ## Remove all that make has made
 	rm -rf $(VENV) build dist flytune.egg-info
