@@ -98,9 +98,11 @@ class Fake:
     in_build: str = ""
     in_run: str = ""
     """A misbehaviour, or what is wrong with the output: "nan", "tail", "tile",
-    "second"."""
+    "second", "once"."""
     first_bad_launch: int = 1
     has_out_variant: bool = True
+    launches: int = 0
+    """Of all copies of its weight."""
     misbehaviours: dict[str, Callable[[], None]] = field(
         default_factory=lambda: MISBEHAVIOURS
     )
@@ -112,12 +114,10 @@ class Fake:
     def make_run_fn(self, a: Any, b: Any, *, out: Any) -> Callable[[], None]:
         import torch
 
-        launches = 0
-
         def launch() -> None:
-            nonlocal launches
-            launches += 1
-            if self.in_run in self.misbehaviours and launches >= self.first_bad_launch:
+            self.launches += 1
+            late = self.launches >= self.first_bad_launch
+            if late and self.in_run in self.misbehaviours:
                 self.misbehaviours[self.in_run]()
             match self.in_run:
                 case "nan":
@@ -125,11 +125,13 @@ class Fake:
                 case "tail":
                     out[..., :-8] = a @ b[..., :-8]
                 case "tile":
-                    torch.mm(a[:, :-32], b[:-32], out=out)
-                case "second" if launches > 1:
-                    torch.mm(a, b, out=out).mul_(1.1)
+                    torch.matmul(a[:, :-32], b[:-32], out=out)
+                case "second" if self.launches > 1:
+                    torch.matmul(a, b, out=out).mul_(1.1)
+                case "once" if self.launches > 1:
+                    pass
                 case _:
-                    torch.mm(a, b, out=out)
+                    torch.matmul(a, b, out=out)
 
         return launch
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from flytune.caches.records import Status
-from flytune.tuner.candidate import ATEN, BuildResult, Candidate
+from flytune.tuner.candidate import ATEN, BuildResult, Candidate, failure
 
 
 def build(candidate: Candidate) -> BuildResult:
@@ -22,12 +22,9 @@ def build(candidate: Candidate) -> BuildResult:
     start = time.perf_counter()
     try:
         pickle.loads(candidate.request).precompile()
-    except MemoryError as error:
-        reason = str(error) or "out of memory"
-        return BuildResult(candidate.choice_hash, Status.OUT_OF_MEMORY, reason)
     except Exception as error:  # a compiler may fail in any way: it becomes a row
-        reason = f"{type(error).__name__}: {_first_line(error)}"
-        return BuildResult(candidate.choice_hash, Status.COMPILE_ERROR, reason)
+        status, reason = failure(error, Status.COMPILE_ERROR)
+        return BuildResult(candidate.choice_hash, status, reason)
     made = sorted(_files(root) - before)
     return BuildResult(
         candidate.choice_hash,
@@ -43,9 +40,3 @@ def _files(root: Path) -> set[str]:
         for path in root.rglob("*")
         if path.is_file() and path.suffix != ".lock"
     }
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    found = next((line for line in lines if "error" in line.lower()), "")
-    return (found or (lines[0] if lines else "no message"))[:300]

@@ -110,3 +110,21 @@ class RunResult:
     rel_error: float | None = None
     """Largest difference from the reference over the reference's largest value."""
     method: str = ""
+
+
+def failure(error: BaseException, otherwise: Status) -> tuple[Status, str]:
+    """Return the status and the reason of an exception that a candidate raised.
+
+    Args:
+        otherwise: The status of an exception that says nothing in particular.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = next((line for line in lines if "error" in line.lower()), "")
+    words = (found or (lines[0] if lines else "no message"))[:300]
+    reason = f"{type(error).__name__}: {words}"
+    # torch's allocators raise a RuntimeError, Triton an OutOfResources of its own.
+    if isinstance(error, MemoryError) or "allocate memory" in words:
+        return Status.OUT_OF_MEMORY, reason
+    if type(error).__name__ == "OutOfResources":
+        return Status.OVER_RESOURCES, reason
+    return otherwise, reason

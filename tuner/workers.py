@@ -5,17 +5,22 @@ dies or hangs costs the candidate that it held, and that becomes a result.
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flytune.caches.records import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.builder import build
-from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
+from flytune.tuner.candidate import (
+    BuildResult,
+    Candidate,
+    RunResult,
+    TuneTask,
+    failure,
+)
+from flytune.tuner.cluster import joined, own_cores, worker_directory
 from flytune.tuner.runner import CpuRunner, Device
 from flytune.tuner.timing import TimingPlan
 
@@ -25,8 +30,10 @@ class Deadlines:
     """How long the driver waits before it kills a worker."""
 
     build_s: float = 300.0
+    begin_s: float = 300.0
+    """Of starting the device's process and making a task's operands."""
     check_s: float = 300.0
-    """Of making operands or checking one candidate: a head takes tens of seconds."""
+    """Of checking one candidate: packing a head takes tens of seconds."""
     measure_s: float = 600.0
 
 
@@ -36,36 +43,15 @@ class Farm:
     def __init__(
         self, address: str | None, env: Mapping[str, str], deadlines: Deadlines
     ) -> None:
-        self._address, self._deadlines = address, deadlines
-        self._env = {**env, **_WORKER_ENV}
+        self._deadlines = deadlines
+        self._session = joined(address, {**env, **_WORKER_ENV})
 
     def __enter__(self) -> "Farm":
-        import ray
-
-        # Ray's own usage report and its dashboard have no place in a build.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        local = {"include_dashboard": False} if self._address is None else {}
-        try:
-            ray.init(
-                address=self._address,
-                log_to_driver=False,
-                logging_level="ERROR",
-                runtime_env={"env_vars": self._env},
-                **local,
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            first = str(error).partition("\n")[0]
-            raise FlytuneError(
-                f"cannot reach Ray: {self._address or 'local'}: {first}",
-                hint="start it with `ray start --head`, or leave --ray out",
-            ) from error
+        self._session.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        import ray
-
-        ray.shutdown()
+    def __exit__(self, *exception: Any) -> None:
+        self._session.__exit__(*exception)
 
     def build_all(self, candidates: Sequence[Candidate]) -> Iterator[BuildResult]:
         """Build every candidate; results come as they end, one each.
@@ -117,17 +103,8 @@ def _build_in_worker(candidate: Candidate) -> BuildResult:
 def _own_cache_directory() -> None:
     """Give this worker process an Inductor directory that it shares with nobody."""
     if os.environ.get("FLYTUNE_WORKER") != str(os.getpid()):
-        directory = tempfile.mkdtemp(prefix="flytune-worker-", dir=_session_directory())
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = directory
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(worker_directory())
         os.environ["FLYTUNE_WORKER"] = str(os.getpid())
-
-
-def _session_directory() -> Path:
-    """Return a directory that Ray removes with its session's files on this node."""
-    import ray
-
-    node = ray._private.worker.global_worker.node
-    return Path(node.get_session_dir_path())
 
 
 def _result_of(reference: Any, name: str) -> BuildResult:
@@ -244,7 +221,7 @@ class RemoteRunner:
 
     def _begin(self, task: TuneTask) -> None:
         try:
-            self._call("begin", self._deadlines.check_s, task)
+            self._call("begin", self._deadlines.begin_s, task)
         except RunnerDiedError as error:
             raise FlytuneError(
                 f"the device's process died before a candidate ran: {task.shape}: "
@@ -256,12 +233,7 @@ class RemoteRunner:
         import ray
 
         if self._actor is None:
-            # All cores: nothing else of ours may run while the device is timed.
-            make = ray.remote(num_cpus=self._threads, max_restarts=0)(_RunnerActor)
-            threads = {"OMP_NUM_THREADS": str(self._threads)}
-            self._actor = make.options(runtime_env={"env_vars": threads}).remote(
-                self._device
-            )
+            self._actor = self._start()
         try:
             return ray.get(
                 getattr(self._actor, method).remote(*args), timeout=deadline_s
@@ -271,12 +243,28 @@ class RemoteRunner:
             raise RunnerDiedError(
                 Status.TIMEOUT, f"no result in {deadline_s:g} s"
             ) from error
+        except ray.exceptions.RayTaskError as error:
+            # A kernel raised while it was timed; the process is as well as before.
+            raise RunnerDiedError(*failure(error.cause, Status.FAULT)) from error
         except ray.exceptions.OutOfMemoryError as error:
             self._kill()
             raise RunnerDiedError(Status.OUT_OF_MEMORY, "out of memory") from error
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
             self._kill()
-            raise RunnerDiedError(Status.FAULT, "the device's process died") from error
+            raise RunnerDiedError(Status.FAULT, _death(error)) from error
+
+    def _start(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # On this host, which the bundle is for, and on all of its cores: nothing else
+        # of ours may run while the device is timed.
+        node, cores = own_cores(self._threads)
+        make = ray.remote(num_cpus=cores, max_restarts=0)(_RunnerActor)
+        return make.options(
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._threads)}},
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(self._device)
 
     def _kill(self) -> None:
         import ray
@@ -284,3 +272,11 @@ class RemoteRunner:
         if self._actor is not None:
             ray.kill(self._actor)
             self._actor = None
+
+
+def _death(error: Exception) -> str:
+    """Say how the device's process died; one that could not start says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "creation task" in str(error):
+        return f"it cannot start: {lines[-1]}"
+    return "the device's process died"

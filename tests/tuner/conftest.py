@@ -4,39 +4,55 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from fakes import task_of
 
-from flytune.tuner.candidate import CandidateList
+from flytune.tuner.candidate import BuildResult, CandidateList, TuneTask
+from flytune.tuner.runner import CpuRunner, Device
+from flytune.tuner.workers import Deadlines, Farm
 
 TESTS = Path(__file__).parents[1]
 
-Lists = tuple[CandidateList, ...]
+Built = Mapping[str, BuildResult]
 
 
 @pytest.fixture(scope="session")
-def real_lists(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Lists]:
-    """Return the lists of the small modules under a policy, asked for once."""
-    known: dict[str, Lists] = {}
+def real_tasks(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneTask, ...]:
+    """Return every list that the small modules offer under both policies, once."""
+    folder = tmp_path_factory.mktemp("lists")
+    result = folder / "lists.pickle"
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "2",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    }
+    command = [sys.executable, str(TESTS / "small_modules.py"), str(result)]
+    subprocess.run(command, env=env, check=True, timeout=300)
+    lists: tuple[CandidateList, ...] = pickle.loads(result.read_bytes())
+    by_key = {made.key: made for made in lists}
+    return tuple(map(task_of, by_key.values()))
 
-    def lists(policy: str) -> Lists:
-        if policy not in known:
-            folder = tmp_path_factory.mktemp(policy)
-            result = folder / "lists.pickle"
-            env = {
-                **os.environ,
-                "OMP_NUM_THREADS": "2",
-                "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            }
-            script = str(TESTS / "small_modules.py")
-            subprocess.run(
-                [sys.executable, script, policy, str(result)], env=env, check=True
-            )
-            known[policy] = pickle.loads(result.read_bytes())
-        return known[policy]
 
-    return lists
+@pytest.fixture(scope="session")
+def real_builds(real_tasks: tuple[TuneTask, ...]) -> Built:
+    """Return what Ray's workers built of every candidate of the small modules."""
+    candidates = {c.choice_hash: c for t in real_tasks for c in t.offered.candidates}
+    with Farm(None, {"OMP_NUM_THREADS": "2"}, Deadlines()) as farm:
+        results = list(farm.build_all(list(candidates.values())))
+    assert sorted(r.choice_hash for r in results) == sorted(candidates)
+    return {result.choice_hash: result for result in results}
+
+
+@pytest.fixture(scope="module")
+def cpu_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuRunner]:
+    """Run in this process, with a cache that holds a few copies of no weight."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("runner")
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(directory))
+        patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+        yield CpuRunner(Device("test", cache_bytes=2**16, rotation_bytes=2**20))

@@ -1,0 +1,152 @@
+import contextlib
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from fakes import library, task
+from ray.cluster_utils import Cluster
+
+from flytune.caches.columns import Status
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner import cluster
+from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
+from flytune.tuner.cluster import own_cores
+from flytune.tuner.runner import Device
+from flytune.tuner.timing import TimingPlan
+from flytune.tuner.workers import Deadlines, Farm
+
+DEVICE = Device("test", cache_bytes=2**16, rotation_bytes=2**20)
+QUICK = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
+
+
+def processes() -> set[int]:
+    """Return what descends from this process and is no zombie."""
+    own = psutil.Process().children(recursive=True)
+    return {p.pid for p in own if p.is_running() and p.status() != "zombie"}
+
+
+def temporaries() -> set[Path]:
+    return set(Path("/tmp").glob("flytune-ray-*"))
+
+
+def built(made: TuneTask) -> list[BuildResult]:
+    return [BuildResult(c.choice_hash, Status.OK) for c in made.offered.candidates]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_local_ray_leaves_nothing_behind(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An address in the environment is not one that the user gave.
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    before, directories = processes(), temporaries()
+    inside: set[Path] = set()
+    expected = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
+    with expected, Farm(None, {}, Deadlines()) as farm:
+        made = task([library()])
+        (result,) = farm.runner(DEVICE, threads=2).run(made, built(made), QUICK)
+        assert result.status is Status.OK
+        inside = temporaries() - directories
+        assert list(next(iter(inside)).glob("session_*/flytune-*/worker-*"))
+        assert processes() > before
+        if fails:
+            raise ZeroDivisionError
+    assert len(inside) == 1
+    assert temporaries() == directories
+    for _ in range(50):
+        if processes() <= before:
+            break
+        time.sleep(0.1)
+    assert processes() <= before
+    assert not ray.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def small_nodes() -> Iterator[str]:
+    """A cluster of three nodes of one core on this host; its address."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    for _ in range(2):
+        made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    yield made.address
+    made.shutdown()
+
+
+def test_a_joined_cluster_shares_the_work_and_is_left_clean(
+    small_nodes: str, real_tasks: tuple[TuneTask, ...]
+) -> None:
+    chosen = [t for t in real_tasks if t.offered.op == "linear_unary"][:3]
+    candidates = [c for t in chosen for c in t.offered.candidates if c.backend != ATEN]
+    with Farm(small_nodes, {"OMP_NUM_THREADS": "1"}, Deadlines()) as farm:
+        results = {r.choice_hash: r for r in farm.build_all(candidates)}
+        assert {r.status for r in results.values()} == {Status.OK}
+        sessions = [Path(n["RayletSocketName"]).parents[1] for n in ray.nodes()]
+        used = {p for s in sessions for p in s.glob("flytune-*/worker-*")}
+        assert len(used) >= 2
+        own, cores = own_cores(4)
+        assert cores == 1  # as many as the node has
+        assert own == ray.get_runtime_context().get_node_id()
+        runner = farm.runner(DEVICE, threads=2)
+        for one in chosen:
+            builds = [
+                results.get(c.choice_hash, BuildResult(c.choice_hash, Status.OK))
+                for c in one.offered.candidates
+            ]
+            for result in runner.run(one, builds, QUICK):
+                assert (result.status, result.reason) == (Status.OK, "")
+    assert [p for s in sessions for p in s.glob("flytune-*")] == []
+    assert not ray.is_initialized()
+
+
+def test_a_cluster_outlives_a_driver_that_fails(small_nodes: str) -> None:
+    with pytest.raises(ZeroDivisionError), Farm(small_nodes, {}, Deadlines()):
+        raise ZeroDivisionError
+    with Farm(small_nodes, {}, Deadlines()) as farm:
+        assert [r.status for r in farm.build_all([library()])] == [Status.OK]
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"127.0.0.1:{closed_port()}",
+        f"ray://127.0.0.1:{closed_port()}",
+        "nohost.invalid:6379",
+        "127.0.0.1:99999",
+        "nonsense",
+        "",
+    ],
+)
+def test_a_wrong_address_is_one_clear_error(address: str) -> None:
+    with pytest.raises(FlytuneError) as caught, Farm(address, {}, Deadlines()):
+        pass
+    assert str(caught.value).startswith(f"cannot reach Ray: {address}: ")
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint == ("start it with `ray start --head`, or leave --ray out")
+    assert not ray.is_initialized()
+
+
+def test_what_answers_but_is_no_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "HEALTH_S", 8.0)
+    handler = http.server.SimpleHTTPRequestHandler
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        with (
+            pytest.raises(FlytuneError, match="what answers there is no healthy Ray"),
+            Farm(address, {}, Deadlines()),
+        ):
+            pass
+        server.shutdown()

@@ -1,0 +1,157 @@
+"""Join a Ray cluster, or start one on this host; either is left as it was found."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flytune.shapes.errors import FlytuneError
+
+# Ray itself tries for minutes to reach an address where nothing listens.
+CONNECT_S = 10.0
+HEALTH_S = 60.0
+# Ray's sockets lie below its directory, and their paths hold 107 characters at most.
+_LONGEST_TEMPORARY = 30
+
+
+@contextlib.contextmanager
+def joined(address: str | None, env: Mapping[str, str]) -> Iterator[None]:
+    """Be Ray's driver for a while, with `env` in every worker.
+
+    Args:
+        address: Of a running cluster; None starts one that ends with the context.
+
+    Raises:
+        FlytuneError: there is no Ray at that address, or none can be started.
+    """
+    # Ray's own usage report and its dashboard have no place in a build.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address is not None:
+        _check_reachable(address)
+        with _session(address, env):
+            try:
+                yield
+            finally:
+                _remove_worker_directories()
+        return
+    long = len(tempfile.gettempdir()) > _LONGEST_TEMPORARY
+    directory = tempfile.mkdtemp(prefix="flytune-ray-", dir="/tmp" if long else None)
+    try:
+        # "local": a RAY_ADDRESS in the environment is not what was asked for.
+        with _session("local", env, include_dashboard=False, _temp_dir=directory):
+            yield
+    finally:
+        _remove(Path(directory))
+
+
+@contextlib.contextmanager
+def _session(address: str, env: Mapping[str, str], **more: Any) -> Iterator[None]:
+    import ray
+
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": dict(env)},
+            **more,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _unreachable(address, str(error).partition("\n")[0]) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _unreachable(address: str, reason: str) -> FlytuneError:
+    return FlytuneError(
+        f"cannot reach Ray: {address}: {reason}",
+        hint="start it with `ray start --head`, or leave --ray out",
+    )
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse at once what Ray would try for minutes; "auto" Ray finds by itself."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, str(error)) from error
+    if address.startswith("ray://"):
+        return
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
+    try:
+        subprocess.run(
+            [*command, "--address", address],
+            check=True,
+            capture_output=True,
+            timeout=HEALTH_S,
+        )
+    except subprocess.SubprocessError as error:
+        raise _unreachable(address, "what answers there is no healthy Ray") from error
+
+
+def worker_directory() -> Path:
+    """Make a directory for this worker process, which the driver removes at its end."""
+    root = _directory_of_job()
+    root.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="worker-", dir=root))
+
+
+def _directory_of_job() -> Path:
+    import ray
+
+    node = ray._private.worker.global_worker.node
+    job = ray.get_runtime_context().get_job_id()
+    return Path(node.get_session_dir_path()) / f"flytune-{job}"
+
+
+def _remove_worker_directories() -> None:
+    """Remove on every node of a joined cluster what this driver's workers left."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote = ray.remote(num_cpus=0, max_retries=0)(_remove_own)
+    removals = [
+        remote.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], False)
+        ).remote()
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    # A node that has died meanwhile has nothing to remove.
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(removals, timeout=HEALTH_S)
+
+
+def _remove_own() -> None:
+    _remove(_directory_of_job())
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory in which dying processes may still write for a moment."""
+    for _ in range(50):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.1)
+
+
+def own_cores(wanted: int) -> tuple[str, int]:
+    """Return (node, cores) for work on this very host: as many as its node has."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == own)
+    return own, min(wanted, int(node["Resources"].get("CPU", 0)))
