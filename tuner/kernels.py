@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flytune.caches.compat import private
 from flytune.tuner.candidate import ATEN, CPP, Candidate, CandidateList, Packing
-from flytune.tuner.operands import POSITIONS, Operands, UnsupportedError
+from flytune.tuner.operands import LINEARS, POSITIONS, Operands, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -37,27 +37,34 @@ def make_kernels(
 def _aten(
     candidate: Candidate, offered: CandidateList, operands: Operands, copies: int
 ) -> tuple[Kernel, ...]:
-    import torch
-
     _register_onednn()
     request = pickle.loads(candidate.request)
-    linear = offered.op.startswith("linear")
-    kernels = []
     out = _poisoned(operands) if request.has_out_variant else None
+    kernels = []
     for copy in range(copies):
-        b = operands.b
-        if linear:
-            rows = operands.a.shape[0]
-            b = torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows)
-        elif copy:
-            b = b.clone(memory_format=torch.preserve_format)
-        inputs = _in_order(offered, operands, b)
+        inputs = _library_inputs(offered, operands, copy)
         launch = request.make_run_fn(*inputs, out=out)
-        if out is None:
-            kernels.append(launch)
-        else:
-            kernels.append(_returning(launch, out))
+        kernels.append(launch if out is None else _returning(launch, out))
     return tuple(kernels)
+
+
+def _library_inputs(
+    offered: CandidateList, operands: Operands, copy: int
+) -> list["torch.Tensor"]:
+    """Return the inputs with a weight of their own, packed as freezing packs it."""
+    import torch
+
+    a, b = operands.a, operands.b
+    if offered.op == "packed_linear":
+        weight = b.t()
+        pack = torch.ops.mkl._mkl_reorder_linear_weight
+        return [a, pack(weight, a.shape[0]), weight]
+    if offered.op in LINEARS:
+        weight = b.t().contiguous()
+        b = torch.ops.mkldnn._reorder_linear_weight(weight, a.shape[0])
+    elif copy:
+        b = b.clone(memory_format=torch.preserve_format)
+    return _in_order(offered, operands, b)
 
 
 def _in_order(

@@ -1,10 +1,15 @@
 """The tensors of one GEMM and its right result, for every op that the CPU tunes."""
 
+import ast
+import functools
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flytune.caches.program import fill_random
+from flytune.tuner.accuracy import TOLERANCES
 from flytune.tuner.candidate import CandidateList, TensorSpec
 
 if TYPE_CHECKING:
@@ -18,7 +23,12 @@ POSITIONS = {
     "addmm": (1, 2, 0, -1),
     "linear_unary": (0, 1, 2, -1),
     "linear_binary": (0, 2, 3, 1),
+    # Between the two stands the weight once more, as MKL packs it.
+    "packed_linear": (0, 2, -1, -1),
 }
+LINEARS = frozenset({"linear_unary", "linear_binary", "packed_linear"})
+Fused = Callable[["torch.Tensor", Any], "torch.Tensor"]
+"""From the product and the other operand, if there is one, to the result."""
 WEIGHT_STD = 0.02
 # Rows of B turned to the reference's precision at a time: a head has 150,000.
 REFERENCE_ROWS = 8192
@@ -60,26 +70,25 @@ def problem(offered: CandidateList) -> tuple[int, int, int, int]:
 
 def bytes_needed(offered: CandidateList) -> int:
     """Return the bytes of one copy of every tensor of a list."""
-    import math
-
     sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
     specs = (*offered.inputs, offered.output)
     return sum(math.prod(s.sizes) * sizes.get(s.dtype, 4) for s in specs)
 
 
-def make_operands(offered: CandidateList, activation: str, seed: int) -> Operands:
+def make_operands(offered: CandidateList, seed: int) -> Operands:
     """Return random operands of a list and their reference result.
 
-    Args:
-        activation: oneDNN's name of what follows the GEMM, "none" for nothing.
-
     Raises:
-        UnsupportedError: the op or the activation is not one that is known.
+        UnsupportedError: the op, or what is fused to it, is not one that is known.
     """
     import torch
 
     if offered.op not in POSITIONS:
         raise UnsupportedError(f"no runner for op: {offered.op}")
+    fused = _fused(offered)
+    for spec in offered.inputs:
+        if spec.dtype not in TOLERANCES:
+            raise UnsupportedError(f"no tolerance for type: {spec.dtype}")
     at_a, at_b, at_bias, at_other = POSITIONS[offered.op]
     inputs = offered.inputs
 
@@ -89,7 +98,7 @@ def make_operands(offered: CandidateList, activation: str, seed: int) -> Operand
         return _tensor(inputs[at], std, seed + at)
 
     a, bias, other = tensor(at_a, 1.0), tensor(at_bias, 1.0), tensor(at_other, 1.0)
-    linear = offered.op.startswith("linear")
+    linear = offered.op in LINEARS
     is_weight = offered.op != "bmm"
     spec = inputs[at_b]
     if linear:
@@ -100,9 +109,8 @@ def make_operands(offered: CandidateList, activation: str, seed: int) -> Operand
         b = b.t()
     assert a is not None
     wide = torch.float64 if a.dtype == torch.float32 else torch.float32
-    reference = _activate(_product(a, b, bias, wide), activation)
-    if other is not None:
-        reference += other.to(wide)
+    product = _product(a, b, bias, wide)
+    reference = fused(product, None if other is None else other.to(wide))
     return Operands(a, b, bias, other, reference, is_weight)
 
 
@@ -110,12 +118,17 @@ def _tensor(spec: TensorSpec, std: float, seed: int) -> "torch.Tensor":
     import torch
 
     dtype = getattr(torch, spec.dtype)
-    values = torch.empty(spec.sizes, dtype=dtype)
+    # A broadcast dimension, whose stride is 0, is one row seen many times.
+    sizes = [
+        size if stride else 1
+        for size, stride in zip(spec.sizes, spec.strides, strict=True)
+    ]
+    values = torch.empty(sizes, dtype=dtype)
     fill_random(values, seed=seed, std=std)
     if values.stride() == spec.strides:
         return values
-    laid_out = torch.empty_strided(spec.sizes, spec.strides, dtype=dtype)
-    return laid_out.copy_(values)
+    laid_out = torch.empty_strided(sizes, spec.strides, dtype=dtype)
+    return laid_out.copy_(values).expand(spec.sizes)
 
 
 def _product(
@@ -134,20 +147,51 @@ def _product(
     return result if bias is None else result + bias.to(wide)
 
 
-def _activate(values: "torch.Tensor", name: str) -> "torch.Tensor":
-    """Apply oneDNN's post-op; names as in Inductor's `mkldnn_fusion.py`."""
-    import torch
+def _fused(offered: CandidateList) -> Fused:
+    """Return what oneDNN fuses to the product; its names are in `mkldnn_fusion.py`.
+
+    Raises:
+        UnsupportedError: it is not one that is known here.
+    """
+    if offered.op not in ("linear_unary", "linear_binary"):
+        return lambda product, _: product
+    library = _library_config(offered)
+    name = library.get("attr")
+    if offered.op == "linear_binary":
+        if name not in ("add", "sub"):
+            raise UnsupportedError(f"no reference for fused op: {name}")
+        sign = 1 if name == "add" else -1
+        return lambda product, other: product + sign * other
+    unary = _unary(f"gelu {library['algorithm']}" if name == "gelu" else str(name))
+    return lambda product, _: unary(product, *library["scalars"])
+
+
+def _unary(name: str) -> Callable[..., "torch.Tensor"]:
+    """Return what oneDNN calls `name`; its scalars follow the tensor."""
     from torch.nn import functional
 
-    known: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    known: dict[str, Callable[..., torch.Tensor]] = {
         "none": lambda x: x,
         "relu": functional.relu,
         "swish": functional.silu,
-        "gelu": functional.gelu,
+        "gelu none": functional.gelu,
+        "gelu tanh": functools.partial(functional.gelu, approximate="tanh"),
         "tanh": lambda x: x.tanh(),
         "sigmoid": lambda x: x.sigmoid(),
+        "hardsigmoid": functional.hardsigmoid,
         "hardswish": functional.hardswish,
+        "hardtanh": functional.hardtanh,
+        "leaky_relu": functional.leaky_relu,
     }
     if name not in known:
         raise UnsupportedError(f"no reference for activation: {name}")
-    return known[name](values)
+    return known[name]
+
+
+def _library_config(offered: CandidateList) -> dict[str, Any]:
+    """Return the parameters of the library's candidate, which alone names them."""
+    for candidate in offered.candidates:
+        config = json.loads(candidate.config)
+        if "attr" in config:
+            return {name: ast.literal_eval(value) for name, value in config.items()}
+    raise UnsupportedError(f"no candidate says what is fused: {offered.op}")

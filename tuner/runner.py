@@ -1,6 +1,5 @@
 """Run the built candidates of one task on a device, check them and time them."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from typing import Protocol
 from flytune.caches.ledger import Kind, Ledger
 from flytune.caches.records import Status
 from flytune.tuner.accuracy import judge
-from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask, failure
 from flytune.tuner.kernels import Kernel, make_kernels
 from flytune.tuner.operands import Operands, UnsupportedError, make_operands
-from flytune.tuner.timing import TimingPlan, copies_needed, time_interleaved
+from flytune.tuner.timing import TimingPlan, copies_needed, time_interleaved, unsound
 
 
 class Runner(Protocol):
@@ -43,7 +42,7 @@ class Device:
     cache_bytes: int
     """Of the last-level cache."""
     rotation_bytes: int
-    """Memory that copies of one candidate's weight may take."""
+    """Memory that all copies of a list's weight may take."""
 
 
 class CpuRunner:
@@ -61,7 +60,8 @@ class CpuRunner:
         arm(self._ledger)
         self._task: TuneTask | None = None
         self._operands: Operands | None = None
-        self._unsupported = ""
+        self._refusal = Status.UNSUPPORTED, "no task has begun"
+        """What befalls every candidate of a task that has no operands."""
         self._kernels: dict[str, tuple[Kernel, ...]] = {}
         self._errors: dict[str, float] = {}
 
@@ -69,18 +69,20 @@ class CpuRunner:
         """Make the operands and the reference of a task; forget the one before."""
         self._kernels.clear()
         self._errors.clear()
-        self._task, self._operands, self._unsupported = task, None, ""
+        self._task, self._operands = task, None
         try:
-            self._operands = make_operands(task.offered, activation(task), seed=1)
+            self._operands = make_operands(task.offered, seed=1)
         except UnsupportedError as error:
-            self._unsupported = str(error)
+            self._refusal = Status.UNSUPPORTED, str(error)
+        except Exception as error:  # no operands: every candidate gets a row
+            self._refusal = failure(error, Status.UNSUPPORTED)
 
     def check(self, build: BuildResult) -> RunResult:
         """Load one candidate, launch it twice and judge its output."""
         name = build.choice_hash
         task, operands = self._task, self._operands
         if task is None or operands is None:
-            return RunResult(name, Status.UNSUPPORTED, self._unsupported)
+            return RunResult(name, *self._refusal)
         if build.status is not Status.OK:
             return RunResult(name, build.status, build.reason)
         place_files(build.files)
@@ -91,21 +93,21 @@ class CpuRunner:
             )
             copies = self._copies(operands)
             kernels = make_kernels(candidate, task.offered, operands, copies)
-            first = kernels[0]().clone()
+            written = kernels[0]()
+            first = written.clone()
+            written.fill_(float("nan"))
             second = kernels[-1]()
+            worst, fault = judge(first, second, operands.reference)
         except UnsupportedError as error:
             return RunResult(name, Status.UNSUPPORTED, str(error))
-        except MemoryError as error:
-            return RunResult(name, Status.OUT_OF_MEMORY, str(error) or "out of memory")
-        except Exception as error:  # a candidate may raise anything: it becomes a row
-            return RunResult(name, Status.FAULT, f"{type(error).__name__}: {error}")
+        except Exception as error:  # a candidate may fail in any way: it becomes a row
+            return RunResult(name, *failure(error, Status.FAULT))
         if self._compiled() > compiled:
             return RunResult(name, Status.FAULT, "reached the runner without a build")
-        error_, fault = judge(first, second, operands.reference)
         if fault:
             return RunResult(name, Status.WRONG_RESULT, fault)
-        self._kernels[name], self._errors[name] = kernels, error_
-        return RunResult(name, Status.OK, rel_error=error_)
+        self._kernels[name], self._errors[name] = kernels, worst
+        return RunResult(name, Status.OK, rel_error=worst)
 
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         """Time checked candidates against each other, in the order given.
@@ -116,35 +118,26 @@ class CpuRunner:
         assert self._operands is not None
         samples = time_interleaved({name: self._kernels[name] for name in names}, plan)
         method = _method(self._operands, self._copies(self._operands))
-        return tuple(
-            RunResult(
-                name,
-                Status.OK,
-                samples_us=samples[name],
-                rel_error=self._errors[name],
-                method=method,
-            )
-            for name in names
+        return tuple(self._timed(name, samples[name], method) for name in names)
+
+    def _timed(self, name: str, samples: tuple[float, ...], method: str) -> RunResult:
+        error = self._errors[name]
+        if fault := unsound(samples):
+            return RunResult(name, Status.UNSTABLE, fault, rel_error=error)
+        return RunResult(
+            name, Status.OK, samples_us=samples, rel_error=error, method=method
         )
 
     def _copies(self, operands: Operands) -> int:
         if not operands.is_weight:
             return 1
+        assert self._task is not None
         size = operands.b.element_size() * operands.b.numel()
-        device = self._device
-        return copies_needed(size, device.cache_bytes, device.rotation_bytes)
+        share = self._device.rotation_bytes // len(self._task.offered.candidates)
+        return copies_needed(size, self._device.cache_bytes, share)
 
     def _compiled(self) -> int:
         return sum(e.kind is Kind.CPP_COMPILED for e in self._ledger.events)
-
-
-def activation(task: TuneTask) -> str:
-    """Return what follows the GEMM in a fused list: oneDNN's name, or "none"."""
-    for candidate in task.offered.candidates:
-        attr = json.loads(candidate.config).get("attr")
-        if attr is not None and task.offered.op == "linear_unary":
-            return str(attr).strip("'")
-    return "none"
 
 
 def place_files(files: Mapping[str, bytes]) -> None:

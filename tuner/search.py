@@ -3,6 +3,7 @@
 What is finished is on disk before the next begins; what is there is not done again.
 """
 
+import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,6 +20,9 @@ from flytune.tuner.runner import Device
 from flytune.tuner.workers import Farm
 
 _DEFAULT_CACHE_BYTES = 64 * 2**20
+# Cores that may be missing before a warning: an idle host's own work takes as much.
+_SPARE_CORES = 0.5
+_WATCH_S = 0.5
 
 
 def search(
@@ -50,9 +54,13 @@ def search(
         f"tune: {len(waiting)} lists to time, {len(choices) - len(waiting)} known "
         f"from earlier work, {len(alone)} with one candidate and no choice"
     )
+    if recall.unreadable:
+        progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
     if waiting:
         with Farm(options.ray, plan.policy.env, options.deadlines) as farm:
             built = _build(farm, waiting, BuiltKernels(plan.work / "built"), progress)
+            if warning := crowded(_busy_cores(), options.threads):
+                progress.say(warning)
             runner = farm.runner(cpu_device(plan), options.threads)
             with progress.stage("time", len(waiting)) as stage:
                 for task in waiting:
@@ -92,6 +100,33 @@ def cpu_device(plan: Plan) -> Device:
     return Device(
         name=str(hardware.get("product") or platform.machine()),
         cache_bytes=cache if isinstance(cache, int) else _DEFAULT_CACHE_BYTES,
-        # Each of a list's candidates has copies; half of what is free stays so.
-        rotation_bytes=free_bytes() // 8,
+        # The operands, and packing them, take memory too.
+        rotation_bytes=free_bytes() // 2,
     )
+
+
+def crowded(busy: Sequence[float], threads: int) -> str:
+    """Return a warning when others leave too few cores free for `threads`, or nothing.
+
+    An OpenMP kernel ends with its slowest thread: one core taken makes times hundreds
+    of times too long, and of what they are made the choice is.
+
+    Args:
+        busy: The share of each core that others use, 0 to 1.
+    """
+    taken = sum(busy)
+    if len(busy) - taken >= threads - _SPARE_CORES:
+        return ""
+    return (
+        f"time: warning: other processes use {taken:.1f} of {len(busy)} cores, and "
+        f"{threads} threads are timed: wait until they end, or times mean little"
+    )
+
+
+def _busy_cores() -> tuple[float, ...]:
+    """Return the share of each of this process's cores that is in use just now."""
+    import psutil
+
+    shares = psutil.cpu_percent(interval=_WATCH_S, percpu=True)
+    own = os.sched_getaffinity(0)
+    return tuple(share / 100 for core, share in enumerate(shares) if core in own)
