@@ -38,7 +38,8 @@ def clean_environment(
     return {
         **kept,
         **policy.env,
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir),
+        # Absolute: a compiler of torch 2.11 runs in another directory.
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir.absolute()),
         # Kernels are compiled in this process, where the ledger sees them.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.manifest import MANIFEST_NAME
@@ -30,6 +34,20 @@ class Build:
     work: Path
     stdout: str
     log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A build that a Ctrl-C stopped while Ray's workers compiled for it."""
+
+    arguments: tuple[str, ...]
+    home: Path
+    code: int
+    log: str
+    left: tuple[str, ...]
+    """Names beside the output."""
+    strays: tuple[str, ...]
+    """Command lines of its processes that outlived it."""
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -65,6 +83,42 @@ def run_build(arguments: tuple[str, ...], out: Path, home: Path) -> Build:
     assert done.returncode == 0, done.stderr + done.stdout
     work = Path(arguments[arguments.index("--work") + 1])
     return Build(arguments, out, work, done.stdout, done.stderr)
+
+
+def stop_build(arguments: tuple[str, ...], out: Path, home: Path) -> Stopped:
+    """Run a build and stop it when the first of its candidates is built."""
+    with subprocess.Popen(
+        [*COMMAND, *arguments, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(home),
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "] build: 1 of " in line:
+                # As a terminal does it: every process of the group gets it.
+                os.killpg(process.pid, signal.SIGINT)
+        code = process.wait()
+    left = tuple(path.name for path in out.parent.iterdir())
+    return Stopped(arguments, home, code, "".join(lines), left, strays(home))
+
+
+def strays(home: Path) -> tuple[str, ...]:
+    """Return what still runs for a build some seconds after it ended."""
+    for _ in range(50):
+        alive = tuple(
+            " ".join(process.info["cmdline"])
+            for process in psutil.process_iter(["environ", "cmdline"])
+            if (process.info["environ"] or {}).get("FLYTUNE_HOME") == str(home)
+        )
+        if not alive:
+            break
+        time.sleep(0.2)
+    return alive
 
 
 def run_python(

@@ -110,3 +110,6 @@ def test_only_the_policys_settings_of_torch(
     assert env["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     assert (env["KEPT"], env["MORE"]) == ("yes", "too")
     assert os.environ["TORCHINDUCTOR_FREEZING"] == "1"
+    monkeypatch.chdir(tmp_path)
+    env = clean_environment(POLICY, Path("relative"))
+    assert env["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "relative")

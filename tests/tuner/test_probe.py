@@ -1,0 +1,92 @@
+"""The lists that the probe found, as real builds keep them."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from builds import Build, unpacked
+
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.candidate import ATEN, CPP, CandidateList
+from flytune.tuner.probe import Lowered, _until_lowered
+
+
+def lists_of(build: Build) -> tuple[CandidateList, ...]:
+    (path,) = build.work.glob("*/lists.pickle")
+    lists: tuple[CandidateList, ...] = pickle.loads(path.read_bytes())
+    return lists
+
+
+def test_every_size_and_piece_is_lowered(unfrozen_build: Build) -> None:
+    lists = lists_of(unfrozen_build)
+    assert {(one.piece, one.tokens) for one in lists} == {
+        (piece, tokens) for piece in ("layer", "head") for tokens in (1, 8)
+    }
+    layer = [one for one in lists if one.piece == "layer" and one.tokens == 8]
+    projections = {one.module for one in layer if one.op == "mm"}
+    assert projections == {
+        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    }
+    assert [len(one.candidates) for one in layer if one.op == "bmm"] == [2, 2]
+
+
+def test_freezing_offers_a_library_call_and_a_template(frozen_build: Build) -> None:
+    lists = lists_of(frozen_build)
+    assert {one.op for one in lists} == {"linear_unary", "linear_binary", "bmm"}
+    for one in lists:
+        assert sorted(c.backend for c in one.candidates) == [ATEN, CPP]
+        for candidate in one.candidates:
+            assert (candidate.packing is not None) == (candidate.backend == CPP)
+            assert pickle.loads(candidate.request) is not None
+            assert isinstance(json.loads(candidate.config), dict)
+
+
+def test_shapes_are_those_of_the_config(unfrozen_build: Build) -> None:
+    (head,) = [
+        one
+        for one in lists_of(unfrozen_build)
+        if (one.piece, one.tokens) == ("head", 8)
+    ]
+    assert [spec.sizes for spec in head.inputs] == [(8, 256), (256, 1000)]
+    assert head.inputs[1].strides == (1, 256)
+    assert head.output.sizes == (8, 1000)
+    assert {spec.dtype for spec in (*head.inputs, head.output)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("policy", ["unfrozen", "frozen"])
+def test_keys_are_those_that_the_bake_asked_for(
+    policy: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    build: Build = request.getfixturevalue(f"{policy}_build")
+    folder = unpacked(build.bundle, tmp_path / "b")
+    (path,) = (folder / "inductor" / "cache").iterdir()
+    stored = {
+        (op, key, precision): set(times)
+        for op, keys in json.loads(path.read_text())["cache"].items()
+        for key, precisions in keys.items()
+        for precision, times in precisions.items()
+    }
+    offered: dict[tuple[str, str, str], set[str]] = {}
+    for one in lists_of(build):
+        if len(one.candidates) > 1:
+            key = (one.op, one.inputs_key, one.precision)
+            hashes = {c.choice_hash for c in one.candidates}
+            offered[key] = offered.get(key, set()) | hashes
+    assert stored == offered
+
+
+def test_a_fault_of_the_program_is_no_end_of_lowering() -> None:
+    def wrapped() -> None:
+        try:
+            raise Lowered
+        except Lowered as error:
+            raise RuntimeError from error
+
+    def broken() -> None:
+        raise FlytuneError("no memory")
+
+    _until_lowered(wrapped)
+    with pytest.raises(FlytuneError, match="no memory"):
+        _until_lowered(broken)
