@@ -56,6 +56,8 @@ def joined(address: str | None, env: Mapping[str, str]) -> Iterator[None]:
 def _session(address: str, env: Mapping[str, str], **more: Any) -> Iterator[None]:
     import ray
 
+    # Ray prints the death of a worker on stdout, whatever `log_to_driver` says.
+    ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(
             address=address,

@@ -1,0 +1,247 @@
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import candidate, library, task
+
+from flytune.caches.columns import Status
+from flytune.caches.policy import cpu_policy
+from flytune.caches.program import ProgramSpec
+from flytune.caches.records import TuningRecord, write_records
+from flytune.caches.target import Target
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.registry import find_model
+from flytune.tuner import search as stage
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
+from flytune.tuner.decision import Decision, decide, timings
+from flytune.tuner.journal import Journal
+from flytune.tuner.options import BuildOptions
+from flytune.tuner.plan import Plan
+from flytune.tuner.progress import Progress
+from flytune.tuner.search import crowded, search
+from flytune.tuner.timing import TimingPlan
+
+QUICK = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
+
+# A driver of its own: the arguments are the pickled call of `search`, and whether to
+# die as soon as the first decision is in the journal.
+DRIVER = """
+import os, pickle, sys
+from pathlib import Path
+from flytune.tuner import recall
+from flytune.tuner.journal import Journal
+from flytune.tuner.progress import Progress
+from flytune.tuner.search import search
+
+plan, tasks, options = pickle.loads(Path(sys.argv[1]).read_bytes())
+if sys.argv[2] == "die":
+    keep = recall.Recall.keep
+    def keep_and_die(self, decision):
+        keep(self, decision)
+        os.kill(os.getpid(), 9)
+    recall.Recall.keep = keep_and_die
+with Journal(plan.work / "journal.jsonl") as journal:
+    decisions = search(plan, tasks, options, journal, (), Progress())
+"""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.here(threads=2)
+
+
+def plan_in(folder: Path, target: Target) -> Plan:
+    model = find_model("Qwen3-4B")
+    return Plan(
+        model=model,
+        shapes=(),
+        program=ProgramSpec(json.loads(model.raw), "eager"),
+        policy=cpu_policy("frozen", tokens=(17,), threads=2, attention="eager"),
+        target=target,
+        needed_bytes=0,
+        work=folder,
+    )
+
+
+def options_in(folder: Path, **changes: Any) -> BuildOptions:
+    options = BuildOptions(
+        model="Qwen3-4B",
+        tokens=(17,),
+        attention="eager",
+        policy="frozen",
+        threads=2,
+        out=folder / "bundle",
+        work=folder,
+        ray=None,
+        from_bundle=None,
+        bake_passes=2,
+        timing=QUICK,
+    )
+    return replace(options, **changes)
+
+
+def searched(
+    folder: Path,
+    target: Target,
+    tasks: Sequence[TuneTask],
+    older: Sequence[TuningRecord] = (),
+) -> tuple[Decision, ...]:
+    with Journal(folder / "journal.jsonl") as journal:
+        plan, options = plan_in(folder, target), options_in(folder)
+        return search(plan, tasks, options, journal, older, Progress())
+
+
+def decided(made: TuneTask) -> Decision:
+    names = [c.choice_hash for c in made.offered.candidates]
+    builds = [BuildResult(name, Status.OK) for name in names]
+    results = [RunResult(name, Status.OK, samples_us=(1.0,) * 9) for name in names]
+    return decide(made, builds, results)
+
+
+def drive(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", DRIVER, str(folder / "call"), how]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def journalled(folder: Path) -> list[str]:
+    """Return the list of each journal row, in order."""
+    with Journal(folder / "journal.jsonl") as journal:
+        return [entry["list"] for entry in journal.entries("record")]
+
+
+def test_a_killed_driver_goes_on_where_it_stopped(
+    tmp_path: Path, target: Target, real_tasks: tuple[TuneTask, ...]
+) -> None:
+    tasks = [t for t in real_tasks if len(t.offered.candidates) == 2][:2]
+    call = (plan_in(tmp_path, target), tasks, options_in(tmp_path))
+    (tmp_path / "call").write_bytes(pickle.dumps(call))
+
+    killed = drive(tmp_path, "die")
+    assert killed.returncode == -9
+    assert "tune: 2 lists to time, 0 known" in killed.stderr
+    assert "build: 2 of 2" in killed.stderr
+    first = journalled(tmp_path)
+    assert len(first) == 2
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("built.json")}
+    assert len(kept) == 2
+
+    again = drive(tmp_path, "live")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "tune: 1 lists to time, 1 known from earlier work" in again.stderr
+    assert "build: " not in again.stderr
+    assert "time: 1 of 1" in again.stderr
+    lists = journalled(tmp_path)
+    assert lists[:2] == first
+    assert len(lists) == 4
+    assert len(set(lists)) == 2
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("built.json")} == kept
+
+    # Nothing is left to do, and what is decided is the same to the byte.
+    before = (tmp_path / "journal.jsonl").read_bytes()
+    one, other = (searched(tmp_path, target, tasks) for _ in range(2))
+    assert (tmp_path / "journal.jsonl").read_bytes() == before
+    for name, decisions in (("one", one), ("other", other)):
+        records = [r for decision in decisions for r in decision.records]
+        assert {r.status for r in records} == {Status.OK}
+        write_records(records, tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    assert timings(one) == timings(other)
+
+
+def test_what_misbehaves_is_a_row_and_the_rest_is_decided(
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(stage, "_busy_cores", lambda: (1.0, 1.0))
+    bad = [
+        candidate("aborts in build", in_build="abort"),
+        candidate("raises in build", in_build="raise"),
+        candidate("aborts in run", in_run="abort"),
+        candidate("is wrong", in_run="tile"),
+    ]
+    tasks = [
+        task([*bad, library()], k=2560),
+        task([library("alone")], m=32),
+        task([library("two"), candidate("good")], m=64),
+    ]
+    first, alone, second = searched(tmp_path, target, tasks)
+    assert {r.choice_hash: r.status for r in first.records} == {
+        "aborts in build": Status.FAULT,
+        "raises in build": Status.COMPILE_ERROR,
+        "aborts in run": Status.FAULT,
+        "is wrong": Status.WRONG_RESULT,
+        "library": Status.OK,
+    }
+    assert first.winner.choice_hash == "library"
+    assert not alone.was_choice
+    assert [r.status for r in second.records] == [Status.OK, Status.OK]
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert told.err.count("time: warning: other processes use 2.0 of 2 cores") == 1
+    assert "tune: 2 lists to time, 0 known from earlier work, 1 with one" in told.err
+
+
+def test_a_list_without_survivors_ends_the_build_and_keeps_the_others(
+    tmp_path: Path, target: Target
+) -> None:
+    good = task([library("two"), candidate("good")], m=64)
+    lost = task([library(in_run="nan"), candidate("x", in_run="raise")])
+    with pytest.raises(FlytuneError, match="no candidate survived for mm"):
+        searched(tmp_path, target, [good, lost])
+    assert len(journalled(tmp_path)) == 2
+
+
+def test_records_of_an_older_bundle_need_no_ray(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = task([library(), candidate("x")])
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.add_all([("record", {"list": "x", "row": {"op": "from later on"}})])
+    decision = decided(made)
+    monkeypatch.setattr(stage, "Farm", None)
+    assert searched(tmp_path, target, [made], decision.records) == (decision,)
+    assert len(journalled(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("busy", "threads", "warns"),
+    [
+        ((0.0, 0.0), 2, False),
+        ((0.2, 0.2), 2, False),
+        ((1.0, 0.0), 2, True),
+        ((0.3, 0.3), 2, True),
+        ((1.0, 0.0), 1, False),
+        ((1.0, 1.0), 1, True),
+        ((1.0,) * 4 + (0.0,) * 60, 32, False),
+        ((0.9,) * 40 + (0.0,) * 24, 32, True),
+        ((0.0,), 2, True),
+    ],
+)
+def test_a_crowded_machine_is_told_of(
+    busy: tuple[float, ...], threads: int, warns: bool
+) -> None:
+    assert bool(crowded(busy, threads)) == warns
+
+
+def test_warning_says_who_takes_what() -> None:
+    assert crowded((1.0, 0.4), 2) == (
+        "time: warning: other processes use 1.4 of 2 cores, and 2 threads are timed: "
+        "wait until they end, or times mean little"
+    )
+
+
+def test_cores_in_use_are_those_of_this_process() -> None:
+    shares = stage._busy_cores()
+    assert len(shares) == len(os.sched_getaffinity(0))
+    assert all(0 <= share <= 1 for share in shares)
