@@ -5,6 +5,7 @@ What is finished is on disk before the next begins; what is there is not done ag
 
 import os
 import platform
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from flytune.caches.columns import Status
@@ -23,6 +24,7 @@ _DEFAULT_CACHE_BYTES = 64 * 2**20
 # Cores that may be missing before a warning: an idle host's own work takes as much.
 _SPARE_CORES = 0.5
 _WATCH_S = 0.5
+_PATIENCE_S = 15.0
 
 
 def search(
@@ -59,9 +61,10 @@ def search(
     if waiting:
         with Farm(options.ray, plan.policy.env, options.deadlines) as farm:
             built = _build(farm, waiting, BuiltKernels(plan.work / "built"), progress)
-            if warning := crowded(_busy_cores(), options.threads):
-                progress.say(warning)
             runner = farm.runner(cpu_device(plan), options.threads)
+            runner.start()
+            if warning := _until_quiet(options.threads):
+                progress.say(warning)
             with progress.stage("time", len(waiting)) as stage:
                 for task in waiting:
                     builds = [built[c.choice_hash] for c in task.offered.candidates]
@@ -121,6 +124,18 @@ def crowded(busy: Sequence[float], threads: int) -> str:
         f"time: warning: other processes use {taken:.1f} of {len(busy)} cores, and "
         f"{threads} threads are timed: wait until they end, or times mean little"
     )
+
+
+def _until_quiet(threads: int) -> str:
+    """Wait for the cores that timing needs; return a warning if others keep them.
+
+    What Ray and the builders still do when the last build has ended passes by itself.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while warning := crowded(_busy_cores(), threads):
+        if time.monotonic() > deadline:
+            return warning
+    return ""
 
 
 def _busy_cores() -> tuple[float, ...]:

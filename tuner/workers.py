@@ -129,6 +129,9 @@ class _RunnerActor:
         _own_cache_directory()
         self._runner = CpuRunner(device)
 
+    def ready(self) -> None:
+        """Return once the process has torch and its ledger."""
+
     def begin(self, task: TuneTask) -> None:
         self._runner.begin(task)
 
@@ -153,6 +156,14 @@ class RemoteRunner:
     def __init__(self, device: Device, threads: int, deadlines: Deadlines) -> None:
         self._device, self._threads, self._deadlines = device, threads, deadlines
         self._actor: Any = None
+
+    def start(self) -> None:
+        """Start the actor, so that importing torch does not fall into a timing.
+
+        Raises:
+            FlytuneError: it cannot start.
+        """
+        self._or_give_up("the device's process cannot start", "ready")
 
     def run(
         self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
@@ -220,12 +231,15 @@ class RemoteRunner:
         return {result.choice_hash: result for result in measured}
 
     def _begin(self, task: TuneTask) -> None:
+        what = f"the device's process died before a candidate ran: {task.shape}"
+        self._or_give_up(what, "begin", task)
+
+    def _or_give_up(self, what: str, method: str, *args: Any) -> None:
         try:
-            self._call("begin", self._deadlines.begin_s, task)
+            self._call(method, self._deadlines.begin_s, *args)
         except RunnerDiedError as error:
             raise FlytuneError(
-                f"the device's process died before a candidate ran: {task.shape}: "
-                f"{error.reason}",
+                f"{what}: {error.reason}",
                 hint="too little free memory is the usual cause",
             ) from error
 
