@@ -69,10 +69,10 @@ def flytune(
     )
 
 
-def arguments_of(model: Path, work: Path, policy: str) -> tuple[str, ...]:
-    """A build at one token and at eight, one thread, so that others matter less."""
+def arguments_of(model: Path, tokens: str, policy: str, work: Path) -> tuple[str, ...]:
+    """A build for one thread, which other processes disturb less."""
     return (
-        *("build", "--model", str(model), "--tokens", "1,8", "--threads", "1"),
+        *("build", "--model", str(model), "--tokens", tokens, "--threads", "1"),
         *("--policy", policy, "--work", str(work)),
     )
 
@@ -94,6 +94,8 @@ def stop_build(arguments: tuple[str, ...], out: Path, home: Path) -> Stopped:
         text=True,
         env=environment(home),
         start_new_session=True,
+        # A shell's background job, which this may be, ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         lines = []

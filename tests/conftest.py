@@ -22,7 +22,7 @@ from builds import (
 @pytest.fixture(scope="session")
 def unfrozen_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     folder = tmp_path_factory.mktemp("unfrozen")
-    arguments = arguments_of(LLAMA, folder / "work", "unfrozen")
+    arguments = arguments_of(LLAMA, "1,8", "unfrozen", folder / "work")
     return run_build(arguments, folder / "bundle", folder / "home")
 
 
@@ -35,7 +35,7 @@ def unfrozen_bundle(unfrozen_build: Build) -> Path:
 def stopped_build(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     folder = tmp_path_factory.mktemp("frozen")
     (folder / "out").mkdir()
-    arguments = arguments_of(QWEN2, folder / "work", "frozen")
+    arguments = arguments_of(QWEN2, "8", "frozen", folder / "work")
     return stop_build(arguments, folder / "out" / "bundle.tar.zst", folder / "home")
 
 

@@ -6,13 +6,9 @@ The digests are repaired, so that only the run itself can find what was changed.
 import json
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from builds import copied, flytune, repacked, unpacked
-
-from flytune.caches.bundle import Bundle
 
 # In every Python of the command: one more candidate in the first list with a choice.
 LONGER = """
@@ -94,7 +90,7 @@ def test_a_candidate_without_a_time(frozen_bundle: Path, tmp_path: Path) -> None
 
 def test_one_more_candidate(frozen_bundle: Path, tmp_path: Path) -> None:
     folder = unpacked(frozen_bundle, tmp_path / "b")
-    bundle = repacked(folder, tmp_path / "one", **one_size(folder, 1))
+    bundle = repacked(folder, tmp_path / "one")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LONGER)
     path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
@@ -103,18 +99,11 @@ def test_one_more_candidate(frozen_bundle: Path, tmp_path: Path) -> None:
     assert tuned.endswith(": no time for candidate an_unknown_candidate")
 
 
-def one_size(folder: Path, tokens: int) -> dict[str, Any]:
-    """Less to run: what is changed is changed for every size."""
-    assert tokens in Bundle.open(folder).manifest.policy["tokens"]
-    return {"tokens": (tokens,)}
-
-
 def test_another_value_in_the_policy(unfrozen_bundle: Path, tmp_path: Path) -> None:
     folder = copied(unfrozen_bundle, tmp_path / "b")
-    changed: Mapping[str, Any] = {"max_autotune_gemm_backends": "ATEN"}
-    bundle = repacked(
-        folder, tmp_path / "other", inductor=changed, **one_size(folder, 1)
-    )
+    changed = {"max_autotune_gemm_backends": "ATEN"}
+    # One size is enough: what is changed is changed for every size.
+    bundle = repacked(folder, tmp_path / "other", inductor=changed, tokens=(1,))
     lines = failures(bundle, tmp_path)
     assert lines[0] == (
         "Inductor setting differs: max_autotune_gemm_backends: "
@@ -155,9 +144,7 @@ def test_a_kernel_that_computes_something_else(
 def test_a_frozen_graph_that_torch_caches(frozen_bundle: Path, tmp_path: Path) -> None:
     folder = unpacked(frozen_bundle, tmp_path / "b")
     unpacked_weights = {"cpp.weight_prepack": False, "max_autotune": False}
-    bundle = repacked(
-        folder, tmp_path / "other", inductor=unpacked_weights, **one_size(folder, 1)
-    )
+    bundle = repacked(folder, tmp_path / "other", inductor=unpacked_weights)
     lines = failures(bundle, tmp_path)
     cached = [line for line in lines if line.startswith("a frozen graph was cached: ")]
     assert len(cached) == 2

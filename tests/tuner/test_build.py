@@ -104,7 +104,7 @@ def test_a_build_from_an_older_bundle_tunes_nothing(
     unfrozen_build: Build, tmp_path: Path
 ) -> None:
     older = unfrozen_build.bundle
-    arguments = arguments_of(LLAMA, tmp_path / "work", "unfrozen")
+    arguments = arguments_of(LLAMA, "1,8", "unfrozen", tmp_path / "work")
     built = run_build((*arguments, "--from", str(older)), tmp_path / "b", tmp_path)
     assert "tune: 0 lists to time, 2 known from earlier work" in built.log
     assert lines_of("(build|time)", built.log) == []
