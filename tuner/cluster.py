@@ -1,6 +1,7 @@
 """Join a Ray cluster, or start one on this host; either is left as it was found."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -18,7 +19,11 @@ from flytune.shapes.errors import FlytuneError
 CONNECT_S = 10.0
 HEALTH_S = 60.0
 # Ray's sockets lie below its directory, and their paths hold 107 characters at most.
-_LONGEST_TEMPORARY = 30
+_LONGEST_TEMPORARY = 20
+_PREFIX = "flytune-ray-"
+_LOCK = "flytune.lock"
+# A directory this young may not have been locked yet.
+_YOUNG_S = 60.0
 
 
 @contextlib.contextmanager
@@ -42,14 +47,37 @@ def joined(address: str | None, env: Mapping[str, str]) -> Iterator[None]:
             finally:
                 _remove_worker_directories()
         return
-    long = len(tempfile.gettempdir()) > _LONGEST_TEMPORARY
-    directory = tempfile.mkdtemp(prefix="flytune-ray-", dir="/tmp" if long else None)
+    # "local": a RAY_ADDRESS in the environment is not what was asked for.
+    with (
+        _local_directory() as directory,
+        _session("local", env, include_dashboard=False, _temp_dir=str(directory)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _local_directory() -> Iterator[Path]:
+    """Make a directory for a local Ray, locked while it is in use."""
+    usual = tempfile.gettempdir()
+    root = Path(usual if len(usual) <= _LONGEST_TEMPORARY else "/tmp")
+    _remove_stale(root)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
     try:
-        # "local": a RAY_ADDRESS in the environment is not what was asked for.
-        with _session("local", env, include_dashboard=False, _temp_dir=directory):
-            yield
+        with (directory / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield directory
     finally:
-        _remove(Path(directory))
+        _remove(directory)
+
+
+def _remove_stale(root: Path) -> None:
+    """Remove what drivers left that were killed: nobody holds its lock any more."""
+    for lock_path in root.glob(f"{_PREFIX}*/{_LOCK}"):
+        # Another user's, or gone meanwhile, or in use: not ours to remove.
+        with contextlib.suppress(OSError), lock_path.open("r+") as lock:
+            if time.time() - lock_path.stat().st_mtime > _YOUNG_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(lock_path.parent)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 import contextlib
+import fcntl
 import http.server
+import os
 import socket
 import threading
 import time
@@ -150,3 +152,25 @@ def test_what_answers_but_is_no_ray_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ):
             pass
         server.shutdown()
+
+
+def test_only_the_directories_of_dead_drivers_are_removed(tmp_path: Path) -> None:
+    for name in ("dead", "young", "used", "unlocked"):
+        directory = tmp_path / f"flytune-ray-{name}"
+        (directory / "session").mkdir(parents=True)
+        if name != "unlocked":
+            lock = directory / "flytune.lock"
+            lock.touch()
+            os.utime(lock, (0, 0) if name != "young" else None)
+    (tmp_path / "another").mkdir()
+    with (tmp_path / "flytune-ray-used" / "flytune.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        cluster._remove_stale(tmp_path)
+    assert sorted(
+        path.name.removeprefix("flytune-ray-") for path in tmp_path.iterdir()
+    ) == [
+        "another",
+        "unlocked",
+        "used",
+        "young",
+    ]

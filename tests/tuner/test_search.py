@@ -118,6 +118,7 @@ def journalled(folder: Path) -> list[str]:
         return [entry["list"] for entry in journal.entries("record")]
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_where_it_stopped(
     tmp_path: Path, target: Target, real_tasks: tuple[TuneTask, ...]
 ) -> None:
