@@ -165,6 +165,7 @@ def test_what_misbehaves_is_a_row_and_the_rest_is_decided(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(stage, "_busy_cores", lambda: (1.0, 1.0))
+    monkeypatch.setattr(stage, "_PATIENCE_S", 0.0)
     bad = [
         candidate("aborts in build", in_build="abort"),
         candidate("raises in build", in_build="raise"),
@@ -194,8 +195,9 @@ def test_what_misbehaves_is_a_row_and_the_rest_is_decided(
 
 
 def test_a_list_without_survivors_ends_the_build_and_keeps_the_others(
-    tmp_path: Path, target: Target
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stage, "_busy_cores", lambda: (0.0, 0.0))
     good = task([library("two"), candidate("good")], m=64)
     lost = task([library(in_run="nan"), candidate("x", in_run="raise")])
     with pytest.raises(FlytuneError, match="no candidate survived for mm"):
