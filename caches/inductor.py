@@ -107,11 +107,12 @@ def decision_ms(
 
     Inductor takes the least time; a tie that the search broke otherwise is written
     so that the winner leads by a thousandth, and a candidate without a time loses.
+    A winner that could not be timed gets a nominal millisecond and all others lose.
     The records keep what was measured.
     """
     lead = medians_us[winner]
     if lead is None:
-        raise FlytuneError(f"the winner has no time: `{winner}`")
+        return {c: 1.0 if c == winner else math.inf for c in medians_us}
     result = {}
     for choice, median in medians_us.items():
         if choice == winner:

@@ -195,7 +195,12 @@ def _coverage_row(
     return {
         "planned": len(plan.shapes),
         "lists": len(decisions),
-        "tuned": sum(d.was_choice for d in decisions),
+        "tuned": sum(d.was_choice and d.was_timed for d in decisions),
+        "untimed": [
+            f"{d.task.shape} at {d.task.modules[0]}: {d.winner.reason}"
+            for d in decisions
+            if d.was_choice and not d.was_timed
+        ],
         "without_choice": sum(not d.was_choice for d in decisions),
         "missing": [f"{shape} at {shape.module}" for shape in coverage.missing],
         "unplanned": [f"{o.op} {o.inputs_key}" for o in coverage.unplanned],

@@ -128,9 +128,9 @@ def build_command(
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         built = build(options, Progress())
-    except KeyboardInterrupt:
-        click.echo("stopped: the same command goes on from here", err=True)
-        raise
+    except KeyboardInterrupt as error:
+        words = "stopped: the same command goes on from here"
+        raise KeyboardInterrupt(words) from error
     click.echo(built_text(built))
     if not built.verdict.ok(strict=False):
         raise click.exceptions.Exit(1)

@@ -100,7 +100,7 @@ class Commands(click.Group):
                 f"pip install 'flytune[{EXTRA_OF[package]}]'",
             ) from error
         except KeyboardInterrupt as error:
-            raise Interrupted("interrupted") from error
+            raise Interrupted(str(error) or "interrupted") from error
 
 
 @click.group(

@@ -10,7 +10,7 @@ from flytune.caches.inductor import Timing, decision_ms
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
-from flytune.tuner.select import choose, spread
+from flytune.tuner.select import choose, fixed_order, spread
 
 ONLY_CANDIDATE = "only candidate"
 
@@ -31,6 +31,11 @@ class Decision:
     def was_choice(self) -> bool:
         """Whether there was anything to choose."""
         return len(self.records) > 1
+
+    @property
+    def was_timed(self) -> bool:
+        """Whether its winner has a time."""
+        return self.winner.median_us is not None
 
     def milliseconds(self) -> dict[str, float]:
         """Return the times that make Inductor decide so, by choice hash."""
@@ -87,6 +92,8 @@ def decide(
 ) -> Decision:
     """Choose the winner of one list and make its records.
 
+    A list that the runner cannot try at all is decided by the fixed order, untimed.
+
     Raises:
         FlytuneError: no candidate survived.
     """
@@ -94,14 +101,19 @@ def decide(
     survivors = [
         c for c in task.offered.candidates if by_hash[c.choice_hash].status is Status.OK
     ]
-    if not survivors:
+    untried = all(r.status is Status.UNSUPPORTED for r in results)
+    if not survivors and not untried:
         reasons = sorted({f"{r.status}: {r.reason}" for r in results})
         raise FlytuneError(
             f"no candidate survived for {task.shape} at {task.modules[0]}: "
             f"{'; '.join(reasons)}"
         )
     samples = {r.choice_hash: r.samples_us for r in results if r.samples_us}
-    winner = choose(survivors, samples)
+    winner = (
+        min(task.offered.candidates, key=fixed_order)
+        if untried
+        else choose(survivors, samples)
+    )
     return Decision(
         task,
         tuple(

@@ -41,7 +41,7 @@ def _winner_lines(winners: Iterable[Mapping[str, Any]]) -> list[str]:
             continue
         modules = row["modules"]
         module = modules[0] + (f" +{len(modules) - 1}" if len(modules) > 1 else "")
-        time = f"{row['median_us']:.1f}"
+        time = "-" if row["median_us"] is None else f"{row['median_us']:.1f}"
         winner = f"{row['backend']} {row['template']}"
         rows.append((row["shape"], module, winner, time, str(row["candidates"])))
     if len(rows) == 1:
@@ -60,6 +60,7 @@ def _coverage_lines(manifest: Manifest) -> list[str]:
         f"offer one candidate"
     ]
     for name, words in (
+        ("untimed", "cannot be tried here, left to the library"),
         ("missing", "planned, and lowered without a list"),
         ("unplanned", "offered, and in no plan"),
     ):

@@ -51,6 +51,6 @@ def test_the_winner_leads() -> None:
     }
 
 
-def test_a_winner_without_a_time() -> None:
-    with pytest.raises(FlytuneError, match="winner has no time: `a`"):
-        decision_ms("a", {"a": None, "b": 1.0})
+def test_a_winner_without_a_time_still_leads() -> None:
+    medians = {"a": None, "b": None}
+    assert decision_ms("a", medians) == {"a": 1.0, "b": math.inf}

@@ -113,7 +113,7 @@ def test_a_build_from_an_older_bundle_tunes_nothing(
 
 def test_a_stopped_build_leaves_nothing_behind(stopped_build: Stopped) -> None:
     assert stopped_build.code == 130
-    assert "\nstopped: the same command goes on from here\n" in stopped_build.log
+    assert "\nerror: stopped: the same command goes on from here\n" in stopped_build.log
     assert "Traceback" not in stopped_build.log
     assert stopped_build.left == ()
     assert stopped_build.strays == ()

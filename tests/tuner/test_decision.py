@@ -74,6 +74,19 @@ def test_a_list_without_survivors_is_an_error_with_every_reason() -> None:
     )
 
 
+def test_a_list_that_cannot_be_tried_is_left_to_the_library() -> None:
+    results = [
+        RunResult(name, Status.UNSUPPORTED, "no reference for activation: mish")
+        for name in ("b", "a")
+    ]
+    decision = decided(task([B, A]), *results)
+    assert decision.was_choice
+    assert not decision.was_timed
+    assert decision.winner.choice_hash == "a"
+    times = {t.choice_hash: t.ms for t in timings([decision])}
+    assert times == {"a": 1.0, "b": math.inf}
+
+
 @pytest.mark.parametrize("rel_error", [math.nan, math.inf])
 def test_an_error_that_is_no_number_is_not_stored(rel_error: float) -> None:
     wrong = RunResult("b", Status.WRONG_RESULT, "it is wrong", rel_error=rel_error)
