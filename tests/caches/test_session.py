@@ -1,6 +1,8 @@
 """One run of the program, on a bundle's own files."""
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ from builds import copied
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
-from flytune.caches.policy import ServingPolicy
-from flytune.caches.session import TOLERANCE
-from flytune.caches.verify import SESSION
+from flytune.caches.policy import ServingPolicy, cpu_policy
+from flytune.caches.program import Piece
+from flytune.caches.session import TOLERANCE, run_rounds
+from flytune.caches.verify import SESSION, VERIFY_SEED
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def result(
     return row
 
 
-def test_every_size_is_called_largest_first_and_shuffled(
+def test_every_size_is_called_in_every_round(
     result: dict[str, Any],
 ) -> None:
     for piece in ("layer", "head"):
@@ -42,6 +45,44 @@ def test_every_size_is_called_largest_first_and_shuffled(
             sizes = [size for size, round_ in calls if round_ == name]
             assert sorted(sizes) == [1, 8]
         assert len(calls) == 6
+
+
+@pytest.mark.parametrize("name", ["unfrozen", "frozen"])
+def test_the_first_round_is_largest_first_and_the_others_are_shuffled(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    called: list[tuple[int, int]] = []
+    numbers = itertools.count()
+
+    def compiled(module: torch.nn.Module, *, dynamic: bool) -> Callable[..., Any]:
+        assert not dynamic
+        number = next(numbers)
+
+        def call(x: torch.Tensor) -> Any:
+            called.append((number, len(x)))
+            return module(x)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    module = torch.nn.Linear(4, 4).requires_grad_(False)
+    piece = Piece("piece", module, lambda tokens, _: ((torch.ones(tokens, 4),), {}))
+    policy = cpu_policy(name, tokens=(4, 1, 16, 2, 8), threads=1, attention="eager")
+    calls = run_rounds(piece, policy, seed=VERIFY_SEED)
+
+    assert [size for _, size in called] == [call.tokens for call in calls]
+    first, *later = (called[i : i + 5] for i in range(0, len(called), 5))
+    descending = [16, 8, 4, 2, 1]
+    assert first == [(0, size) for size in descending]
+    # A frozen graph is lowered anew by each compilation: there is only one.
+    assert len(later) == (2 if name == "unfrozen" else 1)
+    for number, round_ in enumerate(later):
+        assert {compilation for compilation, _ in round_} == {number}
+        sizes = [size for _, size in round_]
+        assert sorted(sizes, reverse=True) == descending
+        assert sizes not in (descending, descending[::-1])
 
 
 def test_first_calls_are_compared_with_eager(result: dict[str, Any]) -> None:

@@ -1,0 +1,195 @@
+"""How a bake ends, given what its passes leave; real ones are in `test_build`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytune.caches.keys import GraphKey
+from flytune.caches.ledger import Event, Kind, Ledger, Lookup
+from flytune.caches.manifest import Manifest
+from flytune.caches.policy import cpu_policy
+from flytune.caches.program import ProgramSpec
+from flytune.caches.target import Target
+from flytune.caches.verify import Verdict
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.registry import find_model
+from flytune.tuner import bake as stage
+from flytune.tuner.bake import Bake, bake
+from flytune.tuner.build import Built, _manifest
+from flytune.tuner.options import BuildOptions
+from flytune.tuner.plan import Plan
+from flytune.tuner.progress import Progress
+from flytune.tuner.summary import built_text
+from flytune.tuner.tasks import Coverage
+
+COMPILED = Event(Kind.CPP_COMPILED, "kernel.so")
+LOWERED = Event(Kind.LOWERED, "graph")
+HIT = Lookup("fx", "hit", "fkey", {"gm": "a graph"})
+BYPASS = Lookup("fx", "bypass", "", {}, "mkldnn tensors unpickleable")
+SEEN = Event(Kind.COMPILER_QUERY, "g++ --version")
+
+Pass = tuple[Event | Lookup, ...]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.here(threads=1)
+
+
+def plan_in(folder: Path, target: Target, policy: str) -> Plan:
+    model = find_model("Qwen3-4B")
+    return Plan(
+        model=model,
+        shapes=(),
+        program=ProgramSpec(json.loads(model.raw), "eager"),
+        policy=cpu_policy(policy, tokens=(1,), threads=1, attention="eager"),
+        target=target,
+        needed_bytes=0,
+        work=folder / "work",
+    )
+
+
+def result(entries: Pass) -> dict[str, Any]:
+    """What a session that did all that writes."""
+    ledger = Ledger()
+    for entry in entries:
+        if isinstance(entry, Event):
+            ledger.add(entry)
+        else:
+            ledger.add_lookup(entry)
+    return {
+        "ledger": ledger.to_json(),
+        "inductor_config": {"max_autotune": "True"},
+        "torch_key": "ab",
+        "peak_gib": 1.0,
+    }
+
+
+def baked(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, *passes: Pass, max_passes: int = 4
+) -> Bake:
+    """Bake where each pass does the next of `passes`, and more of the last."""
+
+    def run(_: Plan, cache_dir: Path, number: int) -> dict[str, Any]:
+        assert cache_dir.is_dir()
+        return result(passes[min(number, len(passes)) - 1])
+
+    monkeypatch.setattr(stage, "_run", run)
+    return bake(plan, (), {"hash": "5e1f"}, max_passes, Progress())
+
+
+def test_a_bake_ends_when_a_fresh_process_does_nothing(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_in(tmp_path, target, "unfrozen")
+    first, second = (LOWERED, COMPILED, COMPILED, SEEN, HIT), (COMPILED, HIT)
+    made = baked(plan, monkeypatch, first, second, (SEEN, HIT))
+    assert made.passes == ({"lowered": 1, "cpp_compiled": 2}, {"cpp_compiled": 1}, {})
+    assert (made.settled, dict(made.remaining), made.uncacheable) == (True, {}, ())
+    assert made.keys == (GraphKey("fkey", HIT.parts),)
+
+
+def test_the_first_pass_proves_nothing(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_in(tmp_path, target, "unfrozen")
+    made = baked(plan, monkeypatch, (HIT,), (COMPILED, HIT), (HIT,))
+    assert made.passes == ({}, {"cpp_compiled": 1}, {})
+
+
+def test_a_bake_that_never_settles_says_so(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_in(tmp_path, target, "unfrozen")
+    made = baked(plan, monkeypatch, (COMPILED, HIT), max_passes=3)
+    assert made.passes == ({"cpp_compiled": 1},) * 3
+    assert (made.settled, made.remaining) == (False, {"cpp_compiled": 1})
+    manifest = manifest_of(plan, made)
+    assert manifest.bake == {
+        "passes": [{"cpp_compiled": 1}] * 3,
+        "settled": False,
+        "remaining": {"cpp_compiled": 1},
+        "uncacheable": [],
+        "peak_gib": 1.0,
+    }
+    verdict = Verdict((), (), {}, {}, {}, 0.0, None, 0.0)
+    lines = built_text(Built(tmp_path / "b", manifest, verdict)).splitlines()
+    assert "baked   3 passes, not settled" in lines
+
+
+def manifest_of(plan: Plan, made: Bake) -> Manifest:
+    """The manifest of a build that offered no list."""
+    options = BuildOptions(
+        model="Qwen3-4B",
+        tokens=(1,),
+        attention="eager",
+        policy=plan.policy.name,
+        threads=1,
+        out=plan.work / "bundle",
+        work=plan.work,
+        ray=None,
+        from_bundle=None,
+        bake_passes=3,
+    )
+    return _manifest(plan, Coverage((), (), ()), (), made, options)
+
+
+@pytest.mark.parametrize("policy", ["unfrozen", "frozen"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_list_that_was_not_decided_is_refused(
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    number: int,
+) -> None:
+    plan = plan_in(tmp_path, target, policy)
+    tuned = Event(Kind.TUNED, "bmm key", detail=("one", "two"))
+    passes: list[Pass] = [(COMPILED,)] * (number - 1) + [(tuned,)]
+    with pytest.raises(FlytuneError) as caught:
+        baked(plan, monkeypatch, *passes)
+    assert str(caught.value) == (
+        "Inductor tuned in the bake, 1 lists were not decided: bmm key: one, two"
+    )
+
+
+@pytest.mark.parametrize("state", ["hit", "miss"])
+@pytest.mark.parametrize("layer", ["aot", "fx"])
+def test_a_frozen_graph_that_torch_caches_is_refused(
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    layer: str,
+    state: str,
+) -> None:
+    cached = Lookup(layer, state, "key", {})
+    with pytest.raises(FlytuneError) as caught:
+        baked(plan_in(tmp_path, target, "frozen"), monkeypatch, (BYPASS, cached))
+    assert str(caught.value) == (
+        "torch caches a frozen graph, which holds the bake's random weights: "
+        f"{layer} key"
+    )
+    assert caught.value.hint == "build under the unfrozen policy"
+
+
+def test_frozen_graphs_that_torch_refuses_to_cache_are_no_work_left(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_in(tmp_path, target, "frozen")
+    made = baked(plan, monkeypatch, (LOWERED, COMPILED, BYPASS), (LOWERED, BYPASS))
+    assert made.passes == ({"lowered": 1, "cpp_compiled": 1}, {"lowered": 1})
+    assert (made.settled, made.uncacheable) == (True, (BYPASS.reason,))
+    more = baked(plan, monkeypatch, (LOWERED, LOWERED, BYPASS))
+    assert len(more.passes) == 4
+    assert (more.settled, more.remaining) == (False, {"lowered": 1})
+
+
+def test_a_bake_starts_anew(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_in(tmp_path, target, "unfrozen")
+    (plan.work / "bake").mkdir(parents=True)
+    (plan.work / "bake" / "torn").touch()
+    assert list(baked(plan, monkeypatch, (HIT,)).cache_dir.iterdir()) == []
