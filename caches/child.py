@@ -4,6 +4,7 @@ Fresh, because what a process has imported, compiled or set decides what it comp
 next; with an environment of our making, because torch reads settings from it.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -24,6 +25,9 @@ _FOREIGN = (
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_CACHING", "TORCH_LOGS"),
     *("TRITON_", "FLYDSL_", "FLYTUNE_INSTALLED", "FLYTUNE_CHANGES"),
 )
+# Of linux/prctl.h: the signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
+_PARENT = "FLYTUNE_PARENT"
 # Lines of a failed child's output that are shown where it names no error.
 _TAIL_LINES = 4
 # The line that ends a traceback; torch prints pages after its own.
@@ -47,6 +51,17 @@ def clean_environment(
     }
 
 
+def die_with_parent() -> None:
+    """End this process with the one that started it, even if that is killed.
+
+    Otherwise a bake would go on in the directory that the next build bakes in.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(_PARENT) not in (None, str(os.getppid())):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def run_module(
     module: str,
     request: Mapping[str, Any],
@@ -68,7 +83,7 @@ def run_module(
         path.write_text(json.dumps(dict(request)))
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(path), str(result)],
-            env=dict(env),
+            env={**env, _PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

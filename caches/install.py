@@ -139,13 +139,28 @@ def exec_environment(installed: Installed) -> dict[str, str]:
     Raises:
         FlytuneError: nothing was installed, as the bundle is for another target.
     """
+    environment = dict(os.environ)
+    for name, value in served_changes(installed).items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
+
+
+def served_changes(installed: Installed) -> dict[str, str | None]:
+    """Return what a serving environment must have; None is a variable to unset.
+
+    With them every Python process holds torch to the policy, whoever starts it.
+
+    Raises:
+        FlytuneError: nothing was installed, as the bundle is for another target.
+    """
     if installed.directory is None:
         raise FlytuneError(f"bundle was not installed: {installed.bundle}")
-    environment = dict(os.environ)
-    changes = _with_previous(installed, environment)
-    changes = _with_children(installed.directory, changes, environment)
-    _apply(changes, environment)
-    return environment
+    changes = _with_previous(installed, os.environ)
+    changes = _with_children(installed.directory, changes, os.environ)
+    return {name: value for name, value, _ in changes}
 
 
 def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:

@@ -45,7 +45,8 @@ class Event:
     """The graph, list, kernel or command, in a few words."""
     seconds: float = 0.0
     detail: tuple[str, ...] = ()
-    """For `tuned`: the hashes of the candidates that had no time."""
+    """For `tuned`, the hashes of the candidates that had no time; for `listed`, the
+    hash of the one that was taken."""
 
 
 @dataclass(frozen=True, slots=True)

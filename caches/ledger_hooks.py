@@ -35,6 +35,8 @@ class Hook:
     path: str
     kind: Kind
     describe: Describe
+    detail: Callable[[Any], tuple[str, ...]] = lambda _: ()
+    """What to keep of the call's result."""
 
 
 def _graph_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
@@ -45,6 +47,12 @@ def _list_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     # A custom operator gives them by name, everything else by place.
     name, choices = args[1:3] or (kwargs["name"], kwargs["choices"])
     return f"{name} of {len(choices)} candidates"
+
+
+def _chosen(result: Any) -> tuple[str, ...]:
+    """Return the hash of the choice that was taken, where it is taken already."""
+    choice = result[1] if isinstance(result, tuple) else None
+    return () if choice is None else (choice.hash_key(),)
 
 
 def _kernel_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
@@ -58,7 +66,7 @@ def _nothing(_: tuple[Any, ...], __: dict[str, Any]) -> str:
 
 HOOKS = (
     Hook("torch._inductor.graph", "GraphLowering.run", Kind.LOWERED, _graph_name),
-    Hook(SELECT, "AlgorithmSelectorCache.__call__", Kind.LISTED, _list_name),
+    Hook(SELECT, "AlgorithmSelectorCache.__call__", Kind.LISTED, _list_name, _chosen),
     Hook(BENCHMARKING, "Benchmarker.benchmark", Kind.BENCHMARKED, _nothing),
     Hook(BENCHMARKING, "Benchmarker.benchmark_cpu", Kind.BENCHMARKED, _nothing),
     Hook(
@@ -111,12 +119,16 @@ def _counted(ledger: Ledger, hook: Hook) -> Wrapper:
                 return inner(*args, **kwargs)
             start = time.perf_counter()
             setattr(_inside, hook.kind, True)
+            detail: tuple[str, ...] = ()
             try:
-                return inner(*args, **kwargs)
+                result = inner(*args, **kwargs)
+                detail = hook.detail(result)
+                return result
             finally:
                 setattr(_inside, hook.kind, False)
                 seconds = time.perf_counter() - start
-                ledger.add(Event(hook.kind, hook.describe(args, kwargs), seconds))
+                what = hook.describe(args, kwargs)
+                ledger.add(Event(hook.kind, what, seconds, detail))
 
         return call
 

@@ -15,6 +15,7 @@ PolicyName = Literal["unfrozen", "frozen"]
 # Dynamo's default limit is 8 static sizes of one function, then it falls back to
 # eager; a policy leaves room for the sizes that it names and a few more.
 DYNAMO_RECOMPILE_LIMIT = 8
+DYNAMO_ACCUMULATED_LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,12 @@ class ServingPolicy:
 
 
 def cpu_policy(
-    name: str, *, tokens: tuple[int, ...], threads: int, attention: str
+    name: str,
+    *,
+    tokens: tuple[int, ...],
+    threads: int,
+    attention: str,
+    layers: int = 1,
 ) -> ServingPolicy:
     """Return one of the two policies that CPU serving has.
 
@@ -94,6 +100,10 @@ def cpu_policy(
     linear offers ATen and C++; torch refuses to cache such graphs and lowers them
     again in each process.
 
+    Args:
+        layers: Of the model. Frozen, Dynamo tells each layer's weights apart, and every
+            layer is an entry of its own under the limits.
+
     Raises:
         FlytuneError: there is no policy of that name.
     """
@@ -101,6 +111,7 @@ def cpu_policy(
         known = ", ".join(get_args(PolicyName))
         raise FlytuneError(f"unknown policy: `{name}`", hint=f"known are {known}")
     frozen = name == "frozen"
+    entries = 2 * len(tokens) * (layers if frozen else 1)
     return ServingPolicy(
         name=name,
         tokens=tokens,
@@ -115,12 +126,10 @@ def cpu_policy(
             # The module-wide form of torch.compile(dynamic=False).
             "automatic_dynamic_shapes": False,
             "assume_static_by_default": True,
-            "recompile_limit": max(DYNAMO_RECOMPILE_LIMIT, 2 * len(tokens)),
+            "recompile_limit": max(DYNAMO_RECOMPILE_LIMIT, entries),
+            "accumulated_recompile_limit": max(DYNAMO_ACCUMULATED_LIMIT, 2 * entries),
         },
-        env={
-            "OMP_NUM_THREADS": str(threads),
-            "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
-            "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN,CPP",
-            "TORCHINDUCTOR_FREEZING": str(int(frozen)),
-        },
+        # No variable that torch reads as a setting: what is set in the configuration
+        # can be set back when the bundle does not fit, a default read at import cannot.
+        env={"OMP_NUM_THREADS": str(threads)},
     )

@@ -27,6 +27,8 @@ class ProgramSpec:
     """The model's `config.json`, whole."""
     attention: str
     """"sdpa" or "eager", as transformers names them."""
+    dtype: str = "bfloat16"
+    """torch's name of the weights' type."""
     kind: str = "transformers"
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +126,8 @@ def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
     config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     config.num_hidden_layers = 1
     config._attn_implementation = spec.attention
-    dtype = getattr(torch, str(raw.get("torch_dtype") or raw.get("dtype", "bfloat16")))
+    dtype = getattr(torch, spec.dtype)
+    config.dtype = dtype
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False), config
@@ -162,7 +165,7 @@ def _hidden(config: Any, tokens: int, seed: int) -> "torch.Tensor":
 
     generator = torch.Generator().manual_seed(seed + tokens)
     values = torch.randn(1, tokens, config.hidden_size, generator=generator)
-    return values.to(config.dtype or torch.bfloat16)
+    return values.to(config.dtype)
 
 
 def _causal_mask(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.child import die_with_parent
 from flytune.caches.compat import require_torch
 from flytune.caches.ledger import Ledger
 from flytune.caches.policy import ServingPolicy
@@ -40,6 +41,7 @@ class Call:
 
 def main() -> None:
     """Run the request named on the command line and write its result."""
+    die_with_parent()
     request_path, result_path = map(Path, sys.argv[1:3])
     request = json.loads(request_path.read_text())
     result = run(request)

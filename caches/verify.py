@@ -26,6 +26,7 @@ from flytune.caches.ledger import (
     summary,
 )
 from flytune.caches.manifest import Manifest
+from flytune.caches.placing import CACHES
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.session import TOLERANCE
 from flytune.caches.target import PartStatus, Target, compare
@@ -95,7 +96,7 @@ def target_misses(manifest: Manifest, policy: ServingPolicy) -> tuple[str, ...]:
 def verify_directory(placed: Path, manifest: Manifest) -> Verdict:
     """Run the program of a bundle's unpacked files, which may be changed by it."""
     policy = ServingPolicy.from_json(manifest.policy)
-    cache_dir = placed / "inductor"
+    cache_dir = placed / CACHES
     cache_dir.mkdir(exist_ok=True)
     before = _files(cache_dir)
     result_path = placed / "result.json"
@@ -134,6 +135,7 @@ def judge(
         *_missed_graphs(lookups, baked, frozen),
         *_work(events, len(refused) if frozen else 0),
         *_errors(result["calls"]),
+        *_unseen(lookups, result["calls"]),
     ]
     # Work that escaped the ledger, in another process, leaves its files.
     if not failures and (left := [f for f in written if not _harmless(f, frozen)]):
@@ -216,6 +218,18 @@ def _errors(calls: list[Any]) -> list[str]:
         for piece, tokens, _, _, error in calls
         if error is not None and not error <= TOLERANCE
     ]
+
+
+def _unseen(lookups: tuple[Lookup, ...], calls: list[Any]) -> list[str]:
+    """Refuse a run in which less was compiled or found than was called.
+
+    A program that falls back to eager does no work, and would prove nothing.
+    """
+    first = sum(call[2] == "first" for call in calls)
+    seen = sum(lookup.layer == "fx" for lookup in lookups)
+    if seen >= first > 0:
+        return []
+    return [f"graphs not looked for: {first} first calls, {seen} lookups"]
 
 
 def _uncacheable(refused: tuple[Lookup, ...]) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ class Bake:
     """Work that the last pass still did, but for graphs that torch never caches."""
     uncacheable: tuple[str, ...]
     """torch's reasons for graphs that it lowers again in each process."""
+    chosen: frozenset[str]
+    """Hashes of the candidates that the first pass took."""
     keys: tuple[GraphKey, ...]
     inductor_config: Mapping[str, str]
     torch_key: str
@@ -87,6 +89,7 @@ def bake(
     if timings:
         write_timings(cache_dir, system, timings)
     passes: list[dict[str, int]] = []
+    chosen: set[str] = set()
     frozen = bool(plan.policy.inductor.get("freezing"))
     with progress.stage("bake", 0):
         for number in range(1, max_passes + 1):
@@ -95,6 +98,7 @@ def bake(
             work = summary(e for e in events if e.kind not in ASIDE)
             passes.append(work)
             progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
+            chosen.update(*(e.detail for e in events if e.kind is Kind.LISTED))
             _refuse_tuning(events)
             if frozen:
                 _refuse_cached(read_lookups(result["ledger"]["lookups"]))
@@ -108,6 +112,7 @@ def bake(
         tuple(passes),
         remaining,
         tuple(refused),
+        frozenset(chosen),
         graph_keys(lookups),
         result["inductor_config"],
         result["torch_key"],
@@ -134,7 +139,8 @@ def _refuse_tuning(events: tuple[Any, ...]) -> None:
     if tuned:
         raise FlytuneError(
             f"Inductor tuned in the bake, {len(tuned)} lists were not decided: "
-            f"{tuned[0].what}: {', '.join(tuned[0].detail)}"
+            f"{tuned[0].what}: {', '.join(tuned[0].detail)}",
+            hint="--fresh lists the program's candidates anew",
         )
 
 

@@ -34,6 +34,8 @@ from flytune.tuner.tasks import Coverage, join
 
 RECORDS_NAME = "records.parquet"
 PROBE = "flytune.tuner.probe"
+_LISTS = "lists.pickle"
+_PACKING = ".flytune-pack-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +60,31 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         f"policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in {plan.work}"
     )
     older = _older_records(options.from_bundle, plan)
-    if options.fresh:
-        shutil.rmtree(plan.work, ignore_errors=True)
     with Journal(plan.work / "journal.jsonl") as journal:
+        _clear(plan.work, options.fresh, journal)
         coverage = join(plan.shapes, _enumerate(plan, progress))
         _report_coverage(coverage, progress)
         decisions = search(plan, coverage.tasks, options, journal, older, progress)
         baked = bake(
             plan, timings(decisions), system_info(), options.bake_passes, progress
         )
-        decisions = tuple(decision.as_baked() for decision in decisions)
+        decisions = tuple(decision.as_baked(baked.chosen) for decision in decisions)
         return _publish(plan, coverage, decisions, baked, options, progress)
+
+
+def _clear(work: Path, fresh: bool, journal: Journal) -> None:
+    """Remove what a killed build left half made; all of it for a fresh one."""
+    for path in work.glob(f"{_PACKING}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    if fresh:
+        journal.clear()
+        (work / _LISTS).unlink(missing_ok=True)
+        shutil.rmtree(work / "built", ignore_errors=True)
 
 
 def _enumerate(plan: Plan, progress: Progress) -> tuple[CandidateList, ...]:
     """Return the lists that the program offers; kept for a build that goes on."""
-    path = plan.work / "lists.pickle"
+    path = plan.work / _LISTS
     if not path.exists():
         progress.say("enumerate: lowering the program to list its candidates")
         with tempfile.TemporaryDirectory(prefix="flytune-enumerate-") as directory:
@@ -114,6 +125,8 @@ def _older_records(path: Path | None, plan: Plan) -> tuple[TuningRecord, ...]:
     wrong = [str(p) for p in parts if p.status is PartStatus.MISS]
     if wrong:
         raise FlytuneError(f"older bundle is for another target: {wrong[0]}")
+    if RECORDS_NAME not in older.manifest.files:
+        raise FlytuneError(f"older bundle has no records: {path}")
     with tempfile.TemporaryDirectory(prefix="flytune-from-") as directory:
         placed = Path(directory) / "bundle"
         older.place(placed, only=[RECORDS_NAME])
@@ -130,9 +143,7 @@ def _publish(
 ) -> Built:
     """Stage 7: pack the bake, verify the packed files, and publish by rename."""
     progress.say("verify: running the program on the packed files")
-    with tempfile.TemporaryDirectory(
-        prefix=".flytune-pack-", dir=plan.work
-    ) as directory:
+    with tempfile.TemporaryDirectory(prefix=_PACKING, dir=plan.work) as directory:
         staging, trial = Path(directory) / "bundle", Path(directory) / "trial"
         _stage(staging, plan, decisions, baked)
         manifest = _manifest(plan, coverage, decisions, baked, options)

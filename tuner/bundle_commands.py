@@ -8,7 +8,12 @@ from pathlib import Path
 import click
 
 from flytune.caches.inspect import describe, summary
-from flytune.caches.install import Installed, exec_environment, prepare
+from flytune.caches.install import (
+    Installed,
+    exec_environment,
+    prepare,
+    served_changes,
+)
 from flytune.shapes.errors import FlytuneError
 
 _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
@@ -38,7 +43,7 @@ def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_row(installed)))
         return
-    for name, value, _ in installed.changes:
+    for name, value in served_changes(installed).items():
         if value is None:
             click.echo(f"unset {name}")
         else:
@@ -68,7 +73,7 @@ def _row(installed: Installed) -> dict[str, object]:
         "bundle": str(installed.bundle),
         "status": installed.status,
         "directory": str(installed.directory),
-        "environment": {name: value for name, value, _ in installed.changes},
+        "environment": served_changes(installed),
         "parts": [
             {
                 "part": result.part,

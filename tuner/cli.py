@@ -1,6 +1,9 @@
 """The command line: which commands there are, and how a failure ends one."""
 
+import errno
 import importlib
+import os
+import shutil
 from typing import Any
 
 import click
@@ -25,7 +28,6 @@ EXTRA_OF = {
     "pyarrow": "build",
     "ray": "build",
     "rich": "build",
-    "scipy": "build",
     "transformers": "build",
 }
 """The extra of the wheel that brings each optional package."""
@@ -99,8 +101,24 @@ class Commands(click.Group):
                 "which is not installed",
                 f"pip install 'flytune[{EXTRA_OF[package]}]'",
             ) from error
+        except (OSError, shutil.Error) as error:
+            if (full := _full_disk(error)) is None:
+                raise
+            raise Failure(
+                full, "free some, or move it: --work, --out, TMPDIR"
+            ) from error
         except KeyboardInterrupt as error:
             raise Interrupted(str(error) or "interrupted") from error
+
+
+def _full_disk(error: OSError) -> str | None:
+    """Return the line of a full disk; None where the error is another one."""
+    words = os.strerror(errno.ENOSPC)
+    if isinstance(error, shutil.Error) and words in str(error):
+        return f"cannot write: {words}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"cannot write: {error.filename or 'a file'}: {error.strerror}"
+    return None
 
 
 @click.group(

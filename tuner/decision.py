@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flytune.caches.columns import Status
@@ -45,9 +45,11 @@ class Decision:
         }
         return decision_ms(self.winner.choice_hash, medians)
 
-    def as_baked(self) -> "Decision":
-        """Return the decision once a bake has taken its winner."""
-        records = tuple(replace(r, baked=r.winner) for r in self.records)
+    def as_baked(self, chosen: Collection[str]) -> "Decision":
+        """Return the decision with what a bake took, of all that it chose."""
+        records = tuple(
+            replace(r, baked=r.winner and r.choice_hash in chosen) for r in self.records
+        )
         return replace(self, records=records)
 
 
@@ -68,7 +70,11 @@ def timings(decisions: Iterable[Decision]) -> tuple[Timing, ...]:
         offered = decision.task.offered
         key = (offered.op, offered.inputs_key, offered.precision)
         stored, own = files.setdefault(key, {}), decision.milliseconds()
-        shared = [c for c in own if math.isfinite(own[c]) and c in stored]
+        shared = [
+            choice
+            for choice, ms in own.items()
+            if math.isfinite(ms) and math.isfinite(stored.get(choice, math.inf))
+        ]
         factor = stored[shared[0]] / own[shared[0]] if shared else 1.0
         for choice, ms in own.items():
             stored.setdefault(choice, ms * factor)

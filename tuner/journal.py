@@ -66,6 +66,11 @@ class Journal:
             ) from error
         self._entries += rows
 
+    def clear(self) -> None:
+        """Forget every entry."""
+        self._file.truncate(0)
+        self._entries = []
+
     def entries(self, kind: str) -> tuple[dict[str, Any], ...]:
         """Return the entries of one kind, oldest first."""
         return tuple(e for e in self._entries if e["kind"] == kind)

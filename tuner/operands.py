@@ -3,12 +3,11 @@
 import ast
 import functools
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flytune.caches.program import fill_random
+from flytune.caches.program import WEIGHT_STD, fill_random
 from flytune.tuner.accuracy import TOLERANCES
 from flytune.tuner.candidate import CandidateList, TensorSpec
 
@@ -29,7 +28,6 @@ POSITIONS = {
 LINEARS = frozenset({"linear_unary", "linear_binary", "packed_linear"})
 Fused = Callable[["torch.Tensor", Any], "torch.Tensor"]
 """From the product and the other operand, if there is one, to the result."""
-WEIGHT_STD = 0.02
 # Rows of B turned to the reference's precision at a time: a head has 150,000.
 REFERENCE_ROWS = 8192
 
@@ -66,13 +64,6 @@ def problem(offered: CandidateList) -> tuple[int, int, int, int]:
     a = offered.inputs[POSITIONS[offered.op][0]].sizes
     *batch, m, n = offered.output.sizes
     return (batch[0] if batch else 1, m, n, a[-1])
-
-
-def bytes_needed(offered: CandidateList) -> int:
-    """Return the bytes of one copy of every tensor of a list."""
-    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-    specs = (*offered.inputs, offered.output)
-    return sum(math.prod(s.sizes) * sizes.get(s.dtype, 4) for s in specs)
 
 
 def make_operands(offered: CandidateList, seed: int) -> Operands:

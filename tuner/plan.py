@@ -1,6 +1,7 @@
 """Stage 1: what will be tuned, whether it fits, and where the build is kept."""
 
 import hashlib
+import importlib.metadata
 import json
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ GIB = 2**30
 _PROCESS_BYTES = 2.5 * GIB
 # The timed GEMM's weight: as made, packed twice, and one being packed.
 _TIMED_COPIES = 4
+_VERSIONED = ("transformers", "flytune")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -64,8 +66,9 @@ def make_plan(options: BuildOptions) -> Plan:
         tokens=options.tokens,
         threads=options.threads,
         attention=options.attention,
+        layers=model.num_hidden_layers,
     )
-    program = ProgramSpec(json.loads(model.raw), options.attention)
+    program = ProgramSpec(json.loads(model.raw), options.attention, model.dtype)
     target = Target.here(threads=options.threads)
     needed = needed_bytes(shapes, policy)
     _check_memory(shapes, needed)
@@ -73,6 +76,8 @@ def make_plan(options: BuildOptions) -> Plan:
         "program": program.to_json(),
         "policy": policy.to_json(),
         "target": target.to_json(),
+        # Whose program, and whose lists of candidates, the work directory holds.
+        "versions": [importlib.metadata.version(name) for name in _VERSIONED],
     }
     work = options.work / f"{model.name.lower()}-{_digest(identity)}"
     return Plan(model, shapes, program, policy, target, needed, work)

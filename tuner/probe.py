@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.child import die_with_parent
 from flytune.caches.compat import benchmark_key, precision_key, private, require_torch
 from flytune.caches.inductor import forget_graphs
+from flytune.caches.ledger_hooks import SELECT
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import Piece, ProgramSpec, build_program
 from flytune.tuner.candidate import (
@@ -26,8 +28,6 @@ from flytune.tuner.candidate import (
     Packing,
     TensorSpec,
 )
-
-SELECT = "torch._inductor.select_algorithm"
 
 
 class Lowered(Exception):
@@ -82,6 +82,8 @@ class Probe:
                 torch._dynamo.reset()
                 compiled = torch.compile(piece.module, dynamic=policy.dynamic)
                 _until_lowered(functools.partial(compiled, *args, **kwargs))
+                del args, kwargs, compiled
+            del piece
             forget_graphs()
 
     def _describe(
@@ -109,7 +111,7 @@ def _until_lowered(call: Callable[[], Any]) -> None:
     """Run until the graph is lowered; Dynamo wraps what its backend raises."""
     try:
         call()
-    except Exception as error:
+    except Exception as error:  # raised again, unless it is ours inside another
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, Lowered):
             cause = getattr(cause, "inner_exception", None) or cause.__cause__
@@ -184,6 +186,7 @@ def _current_module() -> str:
 
 def main() -> None:
     """Run the request named on the command line and write its lists, pickled."""
+    die_with_parent()
     request_path, result_path = map(Path, sys.argv[1:3])
     require_torch()
     request = json.loads(request_path.read_text())

@@ -29,10 +29,11 @@ def join(shapes: Iterable[GemmShape], lists: Iterable[CandidateList]) -> Coverag
     unplanned: list[CandidateList] = []
     for offered in lists:
         planned = planned_for(offered, shapes)
-        if not planned:
-            unplanned.append(offered)
-            continue
         seen.update(planned)
+        if not planned:
+            # Decided like the others, or the bake would tune it.
+            unplanned.append(offered)
+            planned = (_unplanned_shape(offered),)
         modules = tuple(shape.module for shape in planned)
         old = tasks.get(offered.key)
         if old is None:
@@ -64,3 +65,21 @@ def planned_for(
     named = model_path(offered.piece, offered.module)
     exact = tuple(s for s in same if s.module == named)
     return exact or same
+
+
+def _unplanned_shape(offered: CandidateList) -> GemmShape:
+    """Return the GEMM of a list that no plan has, as far as its tensors tell."""
+    *batch, m, n = (1, 1, *offered.output.sizes)[-3:]
+    first = offered.inputs[0]
+    return GemmShape(
+        op="bmm" if offered.op == "bmm" else "mm",
+        m=m,
+        n=n,
+        k=first.sizes[-1] if first.sizes else 1,
+        batch=batch[0],
+        a_dtype=first.dtype,
+        b_dtype=offered.inputs[-1].dtype,
+        out_dtype=offered.output.dtype,
+        module=model_path(offered.piece, offered.module),
+        rule="not planned",
+    )

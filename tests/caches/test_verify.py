@@ -105,17 +105,23 @@ def test_torch_may_refuse_frozen_graphs_alone() -> None:
 @pytest.mark.parametrize("state", ["hit", "miss"])
 @pytest.mark.parametrize("layer", ["aot", "fx"])
 def test_a_frozen_graph_that_was_cached(layer: str, state: str) -> None:
-    found = verdict(Lookup(layer, state, "key", {}), policy="frozen")
+    found = verdict(BYPASS, Lookup(layer, state, "key", {}), policy="frozen")
     assert found.failures == (f"a frozen graph was cached: {layer} key",)
 
 
 @pytest.mark.parametrize("error", [0.031, 2.0, math.inf, math.nan])
 def test_another_output_than_eagers(error: float) -> None:
-    found = verdict(HIT, calls=(CALL, ["head", 1, "first", 0.1, error]))
+    found = verdict(HIT, HIT, calls=(CALL, ["head", 1, "first", 0.1, error]))
     assert found.failures == (
         f"output differs from eager: head at 1 tokens: {error:.3g} exceeds 0.03",
     )
     assert found.worst_error == (error if math.isfinite(error) else None)
+
+
+def test_a_run_that_looks_for_nothing_proves_nothing() -> None:
+    fell_back = verdict(HIT, calls=(CALL, ["head", 8, "first", 0.1, 0.0]))
+    assert fell_back.failures == ("graphs not looked for: 2 first calls, 1 lookups",)
+    assert not verdict(calls=()).ok(strict=False)
 
 
 def test_settings_that_differ() -> None:

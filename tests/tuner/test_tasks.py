@@ -52,13 +52,18 @@ def test_a_planned_gemm_without_a_list_is_missing() -> None:
 def test_a_list_without_a_planned_gemm_is_unplanned() -> None:
     strange = listed(replace(Q, n=99), module="self_attn.q_proj")
     coverage = join([Q], [strange])
-    assert (coverage.tasks, coverage.missing) == ((), (Q,))
-    assert coverage.unplanned == (strange,)
+    assert (coverage.missing, coverage.unplanned) == ((Q,), (strange,))
+    # Decided all the same, or the bake would tune it.
+    (task,) = coverage.tasks
+    assert (task.shape.m, task.shape.n, task.shape.k) == (Q.m, 99, Q.k)
+    assert task.shape.rule == "not planned"
 
 
 def test_a_list_of_an_unknown_op_is_unplanned() -> None:
     strange = replace(listed(Q, module="self_attn.q_proj"), op="int_mm")
-    assert join([Q], [strange]).unplanned == (strange,)
+    coverage = join([Q], [strange])
+    assert coverage.unplanned == (strange,)
+    assert [task.offered for task in coverage.tasks] == [strange]
 
 
 def test_a_fused_list_is_of_every_module_of_its_sizes() -> None:
