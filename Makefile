@@ -44,6 +44,7 @@ bench-all: $(INSTALLED) ## Measure everything and renew the README's tables
 	$(BIN)/python ci/bench/first_call.py
 	$(BIN)/python ci/bench/build_cost.py
 	$(BIN)/python ci/bench/agreement.py
+	$(BIN)/python ci/bench/install_time.py
 	$(BIN)/python ci/bench/tables.py
 
 clean: ## Remove all that make has made

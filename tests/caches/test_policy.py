@@ -85,6 +85,22 @@ def test_an_unknown_policy() -> None:
     assert caught.value.hint == "known are unfrozen, frozen"
 
 
+@pytest.mark.parametrize("name", ["unfrozen", "frozen"])
+def test_no_variable_is_a_setting_of_torch(name: str) -> None:
+    # torch reads those when it is imported, and nothing could set them back when its
+    # sources turn out to be others than the bundle's.
+    policy = cpu_policy(name, tokens=(1,), threads=3, attention="eager")
+    assert policy.env == {"OMP_NUM_THREADS": "3"}
+
+
+def test_a_frozen_layer_is_an_entry_of_its_own() -> None:
+    policy = cpu_policy(
+        "frozen", tokens=(1, 8, 64, 128), threads=1, attention="sdpa", layers=80
+    )
+    assert policy.dynamo["recompile_limit"] >= 4 * 80
+    assert policy.dynamo["accumulated_recompile_limit"] >= 2 * 4 * 80
+
+
 @pytest.mark.parametrize(("sizes", "limit"), [(1, 8), (4, 8), (9, 18), (64, 128)])
 def test_every_named_size_fits_under_dynamos_limit(sizes: int, limit: int) -> None:
     tokens = tuple(range(1, sizes + 1))

@@ -26,6 +26,7 @@ def count():
 
 Commands(commands=[count])()
 """
+NO_SPACE = "No space left on device"
 
 
 def run_command(body: str, folder: Path, *arguments: str) -> Result:
@@ -153,6 +154,27 @@ def test_an_exit_code_of_a_commands_own_is_kept(tmp_path: Path) -> None:
 def test_an_interrupt_is_one_line(tmp_path: Path) -> None:
     result = run_command("raise KeyboardInterrupt", tmp_path)
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (f"raise OSError(28, '{NO_SPACE}', 'a/b')", "a/b: "),
+        (f"import shutil; raise shutil.Error([('a', 'b', '{NO_SPACE}')])", ""),
+    ],
+)
+def test_a_full_disk_is_one_line(body: str, line: str, tmp_path: Path) -> None:
+    result = run_command(body, tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: cannot write: {line}{NO_SPACE}\n"
+        "hint: free some, or move it: --work, --out, TMPDIR\n"
+    )
+
+
+def test_another_error_of_a_file_keeps_its_traceback(tmp_path: Path) -> None:
+    result = run_command("open('no/such/file')", tmp_path)
+    assert type(result.exception) is FileNotFoundError
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
