@@ -1,6 +1,7 @@
 """Join a Ray cluster, or start one on this host; either is left as it was found."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.nodes import check_nodes, last_line
 
 # Ray itself tries for minutes to reach an address where nothing listens.
 CONNECT_S = 10.0
@@ -24,6 +26,9 @@ _PREFIX = "flytune-ray-"
 _LOCK = "flytune.lock"
 # A directory this young may not have been locked yet.
 _YOUNG_S = 60.0
+_FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
+# Less than a compilation's own temporary files take.
+_LEAST_FREE_BYTES = 32 * 2**20
 
 
 @contextlib.contextmanager
@@ -34,14 +39,17 @@ def joined(address: str | None, env: Mapping[str, str]) -> Iterator[None]:
         address: Of a running cluster; None starts one that ends with the context.
 
     Raises:
-        FlytuneError: there is no Ray at that address, or none can be started.
+        FlytuneError: there is no Ray at that address, or none can be started, or a
+            node of it cannot build for this host.
     """
     # Ray's own usage report and its dashboard have no place in a build.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address is not None:
+        _refuse_client(address)
         _check_reachable(address)
         with _session(address, env):
+            check_nodes()
             try:
                 yield
             finally:
@@ -109,17 +117,25 @@ def _unreachable(address: str, reason: str) -> FlytuneError:
     )
 
 
+def _refuse_client(address: str) -> None:
+    """Refuse Ray Client, whose driver, and with it the timing, is on another host."""
+    asked = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if asked.startswith("ray://"):
+        raise FlytuneError(
+            f"cannot time on this host through Ray Client: {asked}",
+            hint="give host:port of a cluster that this host is a node of",
+        )
+
+
 def _check_reachable(address: str) -> None:
     """Refuse at once what Ray would try for minutes; "auto" Ray finds by itself."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise _unreachable(address, str(error)) from error
-    if address.startswith("ray://"):
-        return
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     try:
         subprocess.run(
@@ -132,11 +148,46 @@ def _check_reachable(address: str) -> None:
         raise _unreachable(address, "what answers there is no healthy Ray") from error
 
 
-def worker_directory() -> Path:
-    """Make a directory for this worker process, which the driver removes at its end."""
-    root = _directory_of_job()
-    root.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="worker-", dir=root))
+def ray_failed(what: str, error: Exception) -> FlytuneError:
+    """Return the error of a build that Ray, and no candidate, has failed."""
+    return FlytuneError(
+        f"Ray cannot {what} here: {type(error).__name__}: {last_line(error)}",
+        hint="look at the cluster's nodes with `ray status`",
+    )
+
+
+def full_disk() -> str:
+    """Say which directory of this worker process has no space left, if one has none."""
+    for place in (os.environ["TORCHINDUCTOR_CACHE_DIR"], tempfile.gettempdir()):
+        if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
+            return f"{_FULL[0]}: {place}"
+    return ""
+
+
+def refuse_full_disk(reason: str) -> None:
+    """End the build where a candidate's reason is a full disk, not its own fault.
+
+    Raises:
+        FlytuneError: it is.
+    """
+    if any(words in reason for words in _FULL):
+        raise FlytuneError(
+            f"no space left for the workers' files: {reason}",
+            hint="free some in the temporary directory of every node",
+        )
+
+
+def own_cache_directory() -> None:
+    """Give this worker process an Inductor directory that it shares with nobody.
+
+    The driver removes it at its end.
+    """
+    if os.environ.get("FLYTUNE_WORKER") != str(os.getpid()):
+        root = _directory_of_job()
+        root.mkdir(parents=True, exist_ok=True)
+        directory = tempfile.mkdtemp(prefix="worker-", dir=root)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = directory
+        os.environ["FLYTUNE_WORKER"] = str(os.getpid())
 
 
 def _directory_of_job() -> Path:

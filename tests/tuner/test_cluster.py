@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,8 +16,9 @@ from fakes import library, task
 from ray.cluster_utils import Cluster
 
 from flytune.caches.columns import Status
+from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner import cluster
+from flytune.tuner import cluster, nodes
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.cluster import own_cores
 from flytune.tuner.runner import Device
@@ -124,7 +126,6 @@ def closed_port() -> int:
     "address",
     [
         f"127.0.0.1:{closed_port()}",
-        f"ray://127.0.0.1:{closed_port()}",
         "nohost.invalid:6379",
         "127.0.0.1:99999",
         "nonsense",
@@ -137,6 +138,52 @@ def test_a_wrong_address_is_one_clear_error(address: str) -> None:
     assert str(caught.value).startswith(f"cannot reach Ray: {address}: ")
     assert "\n" not in str(caught.value)
     assert caught.value.hint == ("start it with `ray start --head`, or leave --ray out")
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto"])
+def test_ray_client_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
+    with pytest.raises(FlytuneError) as caught, Farm(address, {}, Deadlines()):
+        pass
+    assert str(caught.value) == (
+        "cannot time on this host through Ray Client: ray://127.0.0.1:10001"
+    )
+    assert caught.value.hint == (
+        "give host:port of a cluster that this host is a node of"
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("differs", "cannot build for this host: .*: software.torch: `0.1` there, `"),
+        ("lacks it", "cannot run flytune: .*: ModuleNotFoundError: flytune"),
+        ("hangs", "does not answer in 5 s: "),
+    ],
+)
+def test_a_node_that_cannot_build_for_this_host_is_refused(
+    small_nodes: str, how: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, real = os.getpid(), nodes._kernel_target()
+
+    def target() -> Target:
+        if os.getpid() == driver:
+            return real
+        if how == "lacks it":
+            raise ModuleNotFoundError("flytune")
+        if how == "hangs":
+            time.sleep(8.0)
+        return replace(real, software={**real.software, "torch": "0.1"})
+
+    monkeypatch.setattr(nodes, "_kernel_target", target)
+    if how == "hangs":
+        monkeypatch.setattr(nodes, "NODE_S", 5.0)
+    expected = pytest.raises(FlytuneError, match=f"^a node of the cluster {says}")
+    with expected as caught, Farm(small_nodes, {}, Deadlines()):
+        pass
+    assert socket.gethostname() in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not ray.is_initialized()
 
 

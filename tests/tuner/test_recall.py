@@ -140,6 +140,30 @@ def test_older_records_without_one_winner_are_no_decision(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("status", "again"),
+    [
+        (Status.TIMEOUT, True),
+        (Status.OUT_OF_MEMORY, True),
+        (Status.FAULT, False),
+        (Status.WRONG_RESULT, False),
+    ],
+)
+def test_what_failed_by_chance_is_timed_again(
+    tmp_path: Path, status: Status, again: bool
+) -> None:
+    made = task([A, B])
+    decision = decided(made, 10.0, None)
+    records = tuple(
+        r if r.winner else replace(r, status=status) for r in decision.records
+    )
+    failed = Decision(made, records)
+    expected = None if again else failed
+    assert recalled(tmp_path / "older", made, failed.records) == expected
+    keep(tmp_path / "journal", failed)
+    assert recalled(tmp_path / "journal", made) == expected
+
+
+@pytest.mark.parametrize(
     "entry", [{}, {"list": "x"}, {"list": "x", "row": {}}, {"list": "x", "row": 3}]
 )
 def test_journal_rows_of_another_version_are_counted_and_passed_over(

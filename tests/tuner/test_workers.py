@@ -1,16 +1,25 @@
+import errno
 import os
 import re
+import shutil
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 from fakes import MISBEHAVIOURS, candidate, library, task
+from ray import exceptions as broken
 
 from flytune.caches.columns import Status
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner import workers
 from flytune.tuner.candidate import BuildResult, TuneTask
+from flytune.tuner.remote_runner import RemoteRunner
 from flytune.tuner.runner import Device
 from flytune.tuner.timing import TimingPlan
-from flytune.tuner.workers import Deadlines, Farm, RemoteRunner
+from flytune.tuner.workers import Deadlines, Farm
 
 DEVICE = Device("test", cache_bytes=2**16, rotation_bytes=2**20)
 QUICK = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
@@ -125,3 +134,95 @@ def test_workers_have_the_policy_and_a_directory_of_their_own(farm: Farm) -> Non
 
     env = ray.get(environment.remote())
     assert (env["FROM_POLICY"], env["TORCHINDUCTOR_VEC_ISA_OK"]) == ("1", "1")
+
+
+def test_a_build_that_waits_for_a_core_does_not_time_out(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @ray.remote(num_cpus=1)
+    def another_users_task() -> None:
+        time.sleep(6.0)
+
+    cores = int(ray.cluster_resources()["CPU"])
+    busy = [another_users_task.remote() for _ in range(cores)]
+    monkeypatch.setattr(farm, "_deadlines", Deadlines(build_s=3.0))
+    try:
+        results = list(farm.build_all([library("a"), library("b"), library("c")]))
+    finally:
+        ray.get(busy)
+    assert [r.status for r in results] == [Status.OK] * 3
+
+
+def test_a_cluster_without_cores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    with pytest.raises(FlytuneError, match="has a core to build on"):
+        list(Farm(None, {}, Deadlines()).build_all([library()]))
+
+
+def said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BuildResult | None:
+    """Return what the driver makes of a task that ends with an error of Ray."""
+
+    def get(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "get", get)
+    return workers._next_of(iter([object()]), "x")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (broken.WorkerCrashedError(), Status.FAULT),
+        (broken.OutOfMemoryError("killed"), Status.OUT_OF_MEMORY),
+        (broken.RayTaskError("f", "trace", ValueError("x")), Status.FAULT),
+    ],
+)
+def test_a_candidate_that_fails_is_a_row(
+    error: Exception, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = said(error, monkeypatch)
+    assert result is not None
+    assert (result.choice_hash, result.status) == ("x", status)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        broken.RuntimeEnvSetupError("no such file"),
+        broken.LocalRayletDiedError(),
+        broken.NodeDiedError("gone"),
+        broken.ObjectLostError("ff", None, ""),
+        broken.TaskUnschedulableError("no node"),
+        broken.OutOfDiskError("full"),
+        broken.RayTaskError(
+            "f", "The remote function failed to import on the worker", RuntimeError()
+        ),
+    ],
+)
+def test_a_failure_of_ray_ends_the_build(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FlytuneError, match=r"^Ray cannot build here: ") as caught:
+        said(error, monkeypatch)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_ends_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+    with pytest.raises(FlytuneError, match=r"^no space left for the workers' files: "):
+        said(broken.RayTaskError("f", "trace", full), monkeypatch)
+    # A compiler's own words may be any.
+    monkeypatch.setenv("FLYTUNE_WORKER", str(os.getpid()))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    bad = candidate("x", in_build="raise")
+    begun, result = workers._build_in_worker(bad)
+    assert begun is None
+    assert result is not None
+    assert result.status is Status.COMPILE_ERROR
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    _, result = workers._build_in_worker(bad)
+    monkeypatch.setattr(ray, "get", lambda _: result)
+    with pytest.raises(FlytuneError, match=f"No space left on device: {tmp_path}"):
+        workers._next_of(iter([object()]), "x")

@@ -1,0 +1,131 @@
+import errno
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import ray
+from fakes import candidate, library, task
+from ray import exceptions as broken
+
+from flytune.caches.columns import Status
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
+from flytune.tuner.remote_runner import Deadlines, RemoteRunner, RunnerDiedError
+from flytune.tuner.runner import Device
+from flytune.tuner.timing import TimingPlan
+
+DEVICE = Device("test", cache_bytes=2**16, rotation_bytes=2**20)
+
+
+class Scripted(RemoteRunner):
+    """A runner whose actor dies at chosen measurements of several candidates."""
+
+    def __init__(self, *deaths: bool) -> None:
+        super().__init__(DEVICE, 2, Deadlines())
+        self.deaths = list(deaths)
+
+    def _call(self, method: str, deadline_s: float, *args: Any) -> Any:
+        match method:
+            case "check":
+                name = args[0].choice_hash
+                return RunResult(name, Status.OK)
+            case "measure":
+                return self._times(args[0])
+
+    def _times(self, names: Sequence[str]) -> tuple[RunResult, ...]:
+        together = len(names) > 1
+        if together and self.deaths.pop(0):
+            raise RunnerDiedError(Status.FAULT, "the device's process died")
+        samples = (2.0 if together else 1.0,) * 9
+        return tuple(RunResult(n, Status.OK, samples_us=samples) for n in names)
+
+
+def ran(runner: RemoteRunner, made: TuneTask) -> tuple[RunResult, ...]:
+    builds = [BuildResult(c.choice_hash, Status.OK) for c in made.offered.candidates]
+    return runner.run(made, builds, TimingPlan())
+
+
+def test_times_of_separate_runs_are_not_compared() -> None:
+    runner = Scripted(True, False)
+    results = ran(runner, task([library(), candidate("x"), candidate("y")]))
+    assert [r.samples_us[0] for r in results] == [2.0, 2.0, 2.0]
+    assert runner.deaths == []
+
+
+def test_what_dies_together_a_second_time_is_unstable() -> None:
+    runner = Scripted(True, True)
+    results = ran(runner, task([library(), candidate("x")]))
+    why = "well alone, but timed with the others: the device's process died"
+    assert [(r.status, r.reason) for r in results] == [(Status.UNSTABLE, why)] * 2
+    assert runner.deaths == []
+
+
+class Actor:
+    """An actor whose every call is one that `ray.get` is made to fail."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def remote(self, *_: Any) -> None:
+        return None
+
+
+def called(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
+    """Return what a runner makes of a call that ends so."""
+
+    def get(*_: Any, **__: Any) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    runner = RemoteRunner(DEVICE, 2, Deadlines())
+    runner._actor = Actor()
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    return runner._call("check", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (broken.ActorDiedError(), Status.FAULT),
+        (broken.WorkerCrashedError(), Status.FAULT),
+        (broken.OutOfMemoryError("killed"), Status.OUT_OF_MEMORY),
+        (broken.GetTimeoutError(), Status.TIMEOUT),
+        (broken.RayTaskError("f", "trace", ValueError("x")), Status.FAULT),
+    ],
+)
+def test_a_death_is_the_candidates(
+    error: Exception, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunnerDiedError) as caught:
+        called(monkeypatch, error)
+    assert caught.value.status is status
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        broken.RuntimeEnvSetupError("no such file"),
+        broken.LocalRayletDiedError(),
+        broken.ActorUnschedulableError("the node has gone"),
+        broken.NodeDiedError("gone"),
+    ],
+)
+def test_a_failure_of_ray_is_no_candidates(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FlytuneError, match=r"^Ray cannot time here: "):
+        called(monkeypatch, error)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_a_full_disk_is_no_candidates(
+    raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+    outcome: Any = broken.RayTaskError("f", "trace", cause)
+    if not raised:
+        outcome = RunResult("x", Status.FAULT, f"OSError: {cause}")
+    with pytest.raises(FlytuneError, match=r"^no space left for the workers' files: "):
+        called(monkeypatch, outcome)

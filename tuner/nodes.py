@@ -1,0 +1,85 @@
+"""Ask every node of a joined Ray cluster whether its kernels are for this host."""
+
+import re
+
+from flytune.caches.target import PartStatus, Target, compare
+from flytune.shapes.errors import FlytuneError
+
+NODE_S = 60.0
+# What decides whether a kernel that a node compiles is one that this host may load.
+_HARDWARE = ("arch", "isa")
+_SOFTWARE = ("torch", "torch_git", "python_abi", "compiler", "glibc")
+
+
+def check_nodes() -> None:
+    """Refuse a joined cluster with a node whose kernels this host could not use.
+
+    Raises:
+        FlytuneError: a node differs in what decides kernels, or runs no flytune.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote = ray.remote(num_cpus=0, max_retries=0)(_kernel_target)
+    asked = {
+        remote.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], False)
+        ).remote(): f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_S)
+    if late:
+        raise FlytuneError(
+            f"a node of the cluster does not answer in {NODE_S:g} s: {asked[late[0]]}"
+        )
+    here = _kernel_target()
+    for reference in done:
+        node = asked[reference]
+        try:
+            there = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            raise FlytuneError(
+                f"a node of the cluster cannot run flytune: {node}: {last_line(error)}",
+                hint="install the same flytune on every node",
+            ) from error
+        if found := difference(there, here):
+            raise FlytuneError(
+                f"a node of the cluster cannot build for this host: {node}: {found}",
+                hint="join only nodes with this host's CPU, torch and compiler",
+            )
+
+
+def _kernel_target() -> Target:
+    """Return what decides C++ kernels on the node that runs this."""
+    whole = Target.here(threads=None)
+    return Target(
+        {name: whole.hardware[name] for name in _HARDWARE},
+        {name: whole.software[name] for name in _SOFTWARE},
+    )
+
+
+def difference(there: Target, here: Target) -> str:
+    """Say why what is built on a node is not for this host; nothing if it is."""
+    for part in compare(there, here):
+        # An older glibc's kernels load on a newer one, not the other way round.
+        newer = part.part == "software.glibc" and (
+            _version(part.built) > _version(part.live)
+        )
+        if part.status is PartStatus.MISS or newer:
+            there_text, here_text = (
+                " ".join(value) if isinstance(value, tuple) else value
+                for value in (part.built, part.live)
+            )
+            return f"{part.part}: `{there_text}` there, `{here_text}` here"
+    return ""
+
+
+def _version(part: object) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", str(part))))
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of Ray's message, where the cause stands."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"

@@ -1,0 +1,235 @@
+"""The actor that runs candidates on a device, and the driver's side of it.
+
+It lives on between tasks, because importing torch costs seconds; a candidate that kills
+or hangs it costs that candidate alone, and becomes a result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flytune.caches.records import Status
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask, failure
+from flytune.tuner.cluster import (
+    own_cache_directory,
+    own_cores,
+    ray_failed,
+    refuse_full_disk,
+)
+from flytune.tuner.runner import CpuRunner, Device
+from flytune.tuner.timing import TimingPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the driver waits before it kills a worker."""
+
+    build_s: float = 300.0
+    begin_s: float = 300.0
+    """Of starting the device's process and making a task's operands."""
+    check_s: float = 300.0
+    """Of checking one candidate: packing a head takes tens of seconds."""
+    measure_s: float = 600.0
+
+
+class _RunnerActor:
+    """The actor's side: a runner in a process of its own."""
+
+    def __init__(self, device: Device) -> None:
+        own_cache_directory()
+        self._runner = CpuRunner(device)
+
+    def ready(self) -> None:
+        """Return once the process has torch and its ledger."""
+
+    def begin(self, task: TuneTask) -> None:
+        self._runner.begin(task)
+
+    def check(self, build_result: BuildResult) -> RunResult:
+        return self._runner.check(build_result)
+
+    def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
+        return self._runner.measure(names, plan)
+
+
+class RunnerDiedError(Exception):
+    """The actor died or outlasted its deadline; says how, in a status and words."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class RemoteRunner:
+    """The driver's side of a device's actor, which it starts again when it dies."""
+
+    def __init__(self, device: Device, threads: int, deadlines: Deadlines) -> None:
+        self._device, self._threads, self._deadlines = device, threads, deadlines
+        self._actor: Any = None
+
+    def start(self) -> None:
+        """Start the actor, so that importing torch does not fall into a timing.
+
+        Raises:
+            FlytuneError: it cannot start.
+        """
+        self._or_give_up("the device's process cannot start", "ready")
+
+    def run(
+        self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
+    ) -> tuple[RunResult, ...]:
+        """Return one result a candidate, in the order of `built`.
+
+        Raises:
+            FlytuneError: the actor dies before any candidate has run, Ray itself fails,
+            or the disk is full.
+        """
+        results = self._check_all(task, built)
+        alive = [r.choice_hash for r in results.values() if r.status is Status.OK]
+        if alive:
+            results |= self._measure(task, built, alive, plan)
+        return tuple(results[b.choice_hash] for b in built)
+
+    def _check_all(
+        self, task: TuneTask, built: Sequence[BuildResult]
+    ) -> dict[str, RunResult]:
+        """Check each candidate; one that kills the actor is left out of a new one."""
+        dead: dict[str, RunResult] = {}
+        while True:
+            self._begin(task)
+            results = dict(dead)
+            for build_result in built:
+                name = build_result.choice_hash
+                if name in dead:
+                    continue
+                try:
+                    results[name] = self._call(
+                        "check", self._deadlines.check_s, build_result
+                    )
+                except RunnerDiedError as error:
+                    dead[name] = RunResult(name, error.status, error.reason)
+                    break
+            else:
+                return results
+
+    def _measure(
+        self,
+        task: TuneTask,
+        built: Sequence[BuildResult],
+        alive: Sequence[str],
+        plan: TimingPlan,
+    ) -> dict[str, RunResult]:
+        """Time together; when that kills the actor, find out which one does."""
+        try:
+            return self._measured(alive, plan)
+        except RunnerDiedError as error:
+            if len(alive) == 1:
+                only = alive[0]
+                return {only: RunResult(only, error.status, error.reason)}
+        results: dict[str, RunResult] = {}
+        by_name = {b.choice_hash: b for b in built}
+        for name in alive:
+            one = self.run(task, [by_name[name]], plan)
+            results[name] = one[0]
+        fine = [by_name[name] for name in alive if results[name].status is Status.OK]
+        if len(fine) > 1:
+            results |= self._measure_again(task, fine, plan)
+        return results
+
+    def _measure_again(
+        self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
+    ) -> dict[str, RunResult]:
+        """Time together, once, what was well alone: only such times can be compared."""
+        results = self._check_all(task, built)
+        alive = [r.choice_hash for r in results.values() if r.status is Status.OK]
+        if not alive:
+            return results
+        try:
+            return results | self._measured(alive, plan)
+        except RunnerDiedError as error:
+            reason = f"well alone, but timed with the others: {error.reason}"
+            unstable = Status.UNSTABLE
+            return results | {n: RunResult(n, unstable, reason) for n in alive}
+
+    def _measured(self, names: Sequence[str], plan: TimingPlan) -> dict[str, RunResult]:
+        measured = self._call("measure", self._deadlines.measure_s, names, plan)
+        return {result.choice_hash: result for result in measured}
+
+    def _begin(self, task: TuneTask) -> None:
+        what = f"the device's process died before a candidate ran: {task.shape}"
+        self._or_give_up(what, "begin", task)
+
+    def _or_give_up(self, what: str, method: str, *args: Any) -> None:
+        try:
+            self._call(method, self._deadlines.begin_s, *args)
+        except RunnerDiedError as error:
+            raise FlytuneError(
+                f"{what}: {error.reason}",
+                hint="too little free memory is the usual cause",
+            ) from error
+
+    def _call(self, method: str, deadline_s: float, *args: Any) -> Any:
+        import ray
+
+        if self._actor is None:
+            self._actor = self._start()
+        try:
+            result = ray.get(
+                getattr(self._actor, method).remote(*args), timeout=deadline_s
+            )
+        except ray.exceptions.GetTimeoutError as error:
+            self._kill()
+            raise RunnerDiedError(
+                Status.TIMEOUT, f"no result in {deadline_s:g} s"
+            ) from error
+        except ray.exceptions.RayTaskError as error:
+            # A kernel raised while it was timed; the process is as well as before.
+            status, reason = failure(error.cause, Status.FAULT)
+            refuse_full_disk(reason)
+            raise RunnerDiedError(status, reason) from error
+        except ray.exceptions.OutOfMemoryError as error:
+            self._kill()
+            raise RunnerDiedError(Status.OUT_OF_MEMORY, "out of memory") from error
+        except (
+            ray.exceptions.RayActorError,
+            ray.exceptions.WorkerCrashedError,
+        ) as error:
+            self._kill()
+            reason = _death(error)
+            refuse_full_disk(reason)
+            raise RunnerDiedError(Status.FAULT, reason) from error
+        except ray.exceptions.RayError as error:
+            self._kill()
+            raise ray_failed("time", error) from error
+        if isinstance(result, RunResult):
+            refuse_full_disk(result.reason)
+        return result
+
+    def _start(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # On this host, which the bundle is for, and on all of its cores: nothing else
+        # of ours may run while the device is timed.
+        node, cores = own_cores(self._threads)
+        make = ray.remote(num_cpus=cores, max_restarts=0)(_RunnerActor)
+        return make.options(
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._threads)}},
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(self._device)
+
+    def _kill(self) -> None:
+        import ray
+
+        if self._actor is not None:
+            ray.kill(self._actor)
+            self._actor = None
+
+
+def _death(error: Exception) -> str:
+    """Say how the device's process died; one that could not start says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "creation task" in str(error):
+        return f"it cannot start: {lines[-1]}"
+    return "the device's process died"
