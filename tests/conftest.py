@@ -14,9 +14,13 @@ from builds import (
     Build,
     Stopped,
     arguments_of,
+    copied,
+    let_win_once,
     run_build,
     stop_build,
 )
+
+from flytune.tuner.candidate import CPP
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +33,16 @@ def unfrozen_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 @pytest.fixture(scope="session")
 def unfrozen_bundle(unfrozen_build: Build) -> Path:
     return unfrozen_build.bundle
+
+
+@pytest.fixture(scope="session")
+def cpp_build(unfrozen_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """The unfrozen build, had C++ been the faster in one of its lists."""
+    folder = tmp_path_factory.mktemp("cpp")
+    work = copied(unfrozen_build.work, folder / "work")
+    let_win_once(work, CPP)
+    arguments = arguments_of(LLAMA, "1,8", "unfrozen", work)
+    return run_build(arguments, folder / "bundle", folder / "home")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builds import (
@@ -21,7 +22,7 @@ from click.testing import CliRunner, Result
 from flytune.caches.bundle import Bundle
 from flytune.caches.manifest import Manifest, canonical_json
 from flytune.caches.records import read_records
-from flytune.tuner.candidate import CPP
+from flytune.tuner.candidate import ATEN, CPP
 from flytune.tuner.cli import main
 
 # What a server does: its first line, then torch, then a plain compilation.
@@ -61,6 +62,16 @@ def names(manifest: Manifest) -> set[str]:
         path.rpartition("/")[0] if "graph/" in path or "grad/" in path else path
         for path in manifest.files
     }
+
+
+def strictly_verified(bundle: Path, home: Path) -> dict[str, Any]:
+    """What `flytune verify --strict` says of a bundle that must pass."""
+    done = flytune(home, "verify", bundle, "--strict", "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    row: dict[str, Any] = json.loads(done.stdout)
+    # Nothing was tuned, compiled or lowered.
+    assert (row["failures"], row["uncacheable"], row["work"]) == ([], [], {})
+    return row
 
 
 def lines_of(stage: str, log: str) -> list[str]:
@@ -143,14 +154,29 @@ def test_sources_of_mere_candidates_are_left_out(
         if candidate.backend == CPP
     }
     (built,) = frozen_build.work.glob("*/built")
+    assert candidates
     assert candidates <= {path.read_text() for path in built.rglob("*.cpp")}
     folder = unpacked(frozen_build.bundle, tmp_path / "b")
     baked = [path.read_text() for path in folder.rglob("*.cpp")]
     assert candidates.isdisjoint(baked)
-    # Each template that is there is in a graph, for it won its list.
-    winners = Bundle.open(folder).manifest.winners
-    won = [row for row in winners if row["backend"] == CPP]
-    assert sum("micro_gemm" in source for source in baked) <= len(won)
+
+
+def test_a_bmm_that_cpp_won_is_baked_and_passes_strict(
+    cpp_build: Build, tmp_path: Path
+) -> None:
+    assert "tune: 0 lists to time, 2 known from earlier work" in cpp_build.log
+    winners = Bundle.open(cpp_build.bundle).manifest.winners
+    choices = [row for row in winners if row["candidates"] > 1]
+    assert sorted(row["backend"] for row in choices) == [ATEN, CPP]
+    assert {row["op"] for row in choices} == {"bmm"}
+    # The template of the list that C++ won, and not that of the list that it lost.
+    sources = list((cpp_build.bundle / "inductor").rglob("*.cpp"))
+    assert sum("micro_gemm" in path.read_text() for path in sources) == 1
+    records = read_records(cpp_build.bundle / "records.parquet")
+    baked = [r.backend for r in records if r.baked and r.inductor_op == "bmm"]
+    assert sorted(baked) == [ATEN, CPP]
+    row = strictly_verified(cpp_build.bundle, tmp_path / "home")
+    assert row["lookups"] == {"aot hit": 8, "fx hit": 8}
 
 
 def test_records_hold_every_candidate(frozen_build: Build, tmp_path: Path) -> None:
