@@ -110,6 +110,28 @@ def stop_build(arguments: tuple[str, ...], out: Path, home: Path) -> Stopped:
     return Stopped(arguments, home, code, "".join(lines), left, strays(home))
 
 
+def kill_build(arguments: tuple[str, ...], out: Path, home: Path) -> tuple[str, ...]:
+    """Kill a build while its bake compiles; return what outlived it.
+
+    Its work directory holds no bake yet.
+    """
+    work = Path(arguments[arguments.index("--work") + 1])
+    with subprocess.Popen(
+        [*COMMAND, *arguments, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(home),
+        start_new_session=True,
+    ) as process:
+        while not any(work.glob("*/bake/*/*.cpp")):
+            assert process.poll() is None, "it ended before it compiled"
+            time.sleep(0.05)
+        # The driver alone, as the kernel does it when memory is short.
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    return strays(home)
+
+
 def strays(home: Path) -> tuple[str, ...]:
     """Return what still runs for a build some seconds after it ended."""
     for _ in range(50):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from builds import (
     Build,
     Stopped,
     arguments_of,
+    copied,
     flytune,
+    kill_build,
     run_build,
     run_python,
     unpacked,
@@ -21,6 +24,7 @@ from click.testing import CliRunner, Result
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.manifest import Manifest, canonical_json
+from flytune.caches.policy import DYNAMO_RECOMPILE_LIMIT
 from flytune.caches.records import read_records
 from flytune.tuner.candidate import ATEN, CPP
 from flytune.tuner.cli import main
@@ -177,6 +181,37 @@ def test_a_bmm_that_cpp_won_is_baked_and_passes_strict(
     assert sorted(baked) == [ATEN, CPP]
     row = strictly_verified(cpp_build.bundle, tmp_path / "home")
     assert row["lookups"] == {"aot hit": 8, "fx hit": 8}
+
+
+@pytest.mark.slow
+def test_more_sizes_than_dynamos_default_limit(tmp_path: Path) -> None:
+    sizes = range(1, DYNAMO_RECOMPILE_LIMIT + 2)
+    tokens = ",".join(map(str, sizes))
+    arguments = arguments_of(LLAMA, tokens, "unfrozen", tmp_path / "work")
+    built = run_build(arguments, tmp_path / "b", tmp_path / "home")
+    passes = Bundle.open(built.bundle).manifest.bake["passes"]
+    assert passes[0]["lowered"] == 2 * len(sizes)
+    assert all("fell_back" not in work for work in passes)
+    row = strictly_verified(built.bundle, tmp_path / "home")
+    assert row["lookups"] == {"aot hit": 4 * len(sizes), "fx hit": 4 * len(sizes)}
+
+
+@pytest.mark.slow
+def test_a_build_killed_in_its_bake_leaves_no_process_and_goes_on(
+    unfrozen_build: Build, tmp_path: Path
+) -> None:
+    work = copied(unfrozen_build.work, tmp_path / "work")
+    for baked in work.glob("*/bake"):
+        shutil.rmtree(baked)
+    arguments = arguments_of(LLAMA, "1,8", "unfrozen", work)
+    out, home = tmp_path / "b", tmp_path / "home"
+    assert kill_build(arguments, out, home) == ()
+    assert not out.exists()
+    again = run_build(arguments, out, home)
+    assert "tune: 0 lists to time, 2 known from earlier work" in again.log
+    assert names(Bundle.open(out).manifest) == names(
+        Bundle.open(unfrozen_build.bundle).manifest
+    )
 
 
 def test_records_hold_every_candidate(frozen_build: Build, tmp_path: Path) -> None:
