@@ -8,24 +8,12 @@ from types import FrameType
 import click
 
 from flytune.shapes.derive import Attention
-from flytune.shapes.tokens import DEFAULT_TOKENS
-from flytune.tuner.shapes_command import read_tokens
+from flytune.tuner.shapes_command import model_option, tokens_option
 
 
 @click.command("build")
-@click.option(
-    "--model",
-    required=True,
-    help="A shipped name, a config.json or its folder, or a Hugging Face id.",
-)
-@click.option(
-    "--tokens",
-    callback=read_tokens,
-    metavar="COUNTS",
-    default=",".join(map(str, DEFAULT_TOKENS)),
-    show_default=True,
-    help="Static token counts of a forward pass that serving runs.",
-)
+@model_option
+@tokens_option
 @click.option(
     "--policy",
     type=click.Choice(["unfrozen", "frozen"]),

@@ -25,12 +25,23 @@ def read_tokens(
         raise click.BadParameter(str(error)) from error
 
 
-@click.command("shapes")
-@click.option(
+model_option = click.option(
     "--model",
     required=True,
     help="A shipped name, a config.json or its folder, or a Hugging Face id.",
 )
+tokens_option = click.option(
+    "--tokens",
+    callback=read_tokens,
+    metavar="COUNTS",
+    default=",".join(map(str, DEFAULT_TOKENS)),
+    show_default=True,
+    help="Static token counts of a forward pass, each an `m`.",
+)
+
+
+@click.command("shapes")
+@model_option
 @click.option(
     "--tp",
     type=click.IntRange(min=1),
@@ -45,14 +56,7 @@ def read_tokens(
     show_default=True,
     help="Whose program runs the model.",
 )
-@click.option(
-    "--tokens",
-    callback=read_tokens,
-    metavar="COUNTS",
-    default=",".join(map(str, DEFAULT_TOKENS)),
-    show_default=True,
-    help="Token counts of a forward pass, each an `m`.",
-)
+@tokens_option
 @click.option(
     "--attention",
     type=click.Choice(["sdpa", "eager"]),
