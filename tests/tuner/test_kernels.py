@@ -8,7 +8,7 @@ from fakes import UNPACKED, candidate, library, offered
 from flytune.tuner.accuracy import judge
 from flytune.tuner.candidate import BuildResult, CandidateList, TensorSpec, TuneTask
 from flytune.tuner.kernels import make_kernels
-from flytune.tuner.operands import UnsupportedError, bytes_needed, make_operands
+from flytune.tuner.operands import UnsupportedError, make_operands
 from flytune.tuner.runner import CpuRunner, place_files
 
 
@@ -151,7 +151,3 @@ def test_operands_have_the_strides_of_the_list(strides: tuple[int, int]) -> None
     assert operands.a.stride() == strides
     assert operands.reference.dtype == torch.float64
     assert torch.equal(operands.reference, operands.a.double() @ operands.b.double())
-
-
-def test_bytes_of_every_tensor_are_counted() -> None:
-    assert bytes_needed(offered([], m=4, n=8, k=16)) == 2 * (4 * 16 + 16 * 8 + 4 * 8)
