@@ -1,6 +1,8 @@
 """The real builds that tests share: a few minutes once, and nobody may change them."""
 
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,14 @@ from builds import (
 )
 
 from flytune.tuner.candidate import CPP
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell's background job ignores SIGINT; tests and their children do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
