@@ -87,7 +87,7 @@ def run_build(arguments: tuple[str, ...], out: Path, home: Path) -> Build:
 
 
 def stop_build(arguments: tuple[str, ...], out: Path, home: Path) -> Stopped:
-    """Run a build and stop it when the first of its candidates is built."""
+    """Run a build and stop it when its first candidates are built."""
     with subprocess.Popen(
         [*COMMAND, *arguments, "--out", str(out)],
         stdout=subprocess.DEVNULL,
@@ -99,10 +99,11 @@ def stop_build(arguments: tuple[str, ...], out: Path, home: Path) -> Stopped:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
-        lines = []
+        lines: list[str] = []
         for line in process.stderr:
+            begun = any("] build: " in earlier for earlier in lines)
             lines.append(line)
-            if "] build: 1 of " in line:
+            if "] build: " in line and not begun:
                 # As a terminal does it: every process of the group gets it.
                 os.killpg(process.pid, signal.SIGINT)
         code = process.wait()
