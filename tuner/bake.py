@@ -95,17 +95,17 @@ def bake(
         for number in range(1, max_passes + 1):
             result = _run(plan, cache_dir, number)
             events = read_events(result["ledger"]["events"])
+            lookups = read_lookups(result["ledger"]["lookups"])
             work = summary(e for e in events if e.kind not in ASIDE)
             passes.append(work)
             progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
             chosen.update(*(e.detail for e in events if e.kind is Kind.LISTED))
             _refuse_tuning(events)
             if frozen:
-                _refuse_cached(read_lookups(result["ledger"]["lookups"]))
-            remaining = _remaining(work, result, frozen)
+                _refuse_cached(lookups)
+            remaining = _remaining(work, lookups, frozen)
             if number > 1 and not remaining:
                 break
-    lookups = read_lookups(result["ledger"]["lookups"])
     refused = sorted({k.reason for k in lookups if k.state == "bypass"})
     return Bake(
         cache_dir,
@@ -155,12 +155,11 @@ def _refuse_cached(lookups: tuple[Lookup, ...]) -> None:
 
 
 def _remaining(
-    work: Mapping[str, int], result: Mapping[str, Any], frozen: bool
+    work: Mapping[str, int], lookups: tuple[Lookup, ...], frozen: bool
 ) -> dict[str, int]:
     """Return the work left, less the graphs that torch itself refuses to cache."""
     left = dict(work)
     if frozen:
-        lookups = read_lookups(result["ledger"]["lookups"])
         refused = sum(k.layer == "fx" and k.state == "bypass" for k in lookups)
         lowered = left.pop(Kind.LOWERED, 0) - refused
         if lowered > 0:
