@@ -76,6 +76,10 @@ class RemoteRunner:
         """
         self._or_give_up("the device's process cannot start", "ready")
 
+    def stop(self) -> None:
+        """End the actor, if there is one, and give back what it holds."""
+        self._kill()
+
     def run(
         self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
     ) -> tuple[RunResult, ...]:

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def test_a_server_hits(unfrozen_bundle: Path, tmp_path: Path, mode: str) -> None
     else:
         script = tmp_path / "serve.py"
         script.write_text(SERVE)
-        command = ("python", script, unfrozen_bundle, mode)
+        command = (sys.executable, script, unfrozen_bundle, mode)
         done = flytune(tmp_path, "exec", unfrozen_bundle, "--", *command)
         assert done.returncode == 0, done.stderr
         printed = done.stdout

@@ -33,9 +33,12 @@ def farm() -> Iterator[Farm]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def runner(farm: Farm) -> RemoteRunner:
-    return farm.runner(DEVICE, threads=2)
+@pytest.fixture
+def runner(farm: Farm) -> Iterator[RemoteRunner]:
+    made = farm.runner(DEVICE, threads=2)
+    yield made
+    # It holds the cores of this host, for which others wait.
+    made.stop()
 
 
 def outcomes(runner: RemoteRunner, made: TuneTask) -> dict[str, tuple[Status, str]]:
@@ -137,19 +140,32 @@ def test_workers_have_the_policy_and_a_directory_of_their_own(farm: Farm) -> Non
 
 
 def test_a_build_that_waits_for_a_core_does_not_time_out(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    release = tmp_path / "release"
+
     @ray.remote(num_cpus=1)
     def another_users_task() -> None:
-        time.sleep(6.0)
+        while not release.exists():
+            time.sleep(0.05)
+
+    elapsed = iter((10.0 * DEADLINES.build_s, 20.0 * DEADLINES.build_s))
+
+    def clock() -> float:
+        # Long waits while the cores are taken, and none from then on.
+        if (now := next(elapsed, None)) is None:
+            release.touch()
+            return 20.0 * DEADLINES.build_s
+        return now
 
     cores = int(ray.cluster_resources()["CPU"])
     busy = [another_users_task.remote() for _ in range(cores)]
-    monkeypatch.setattr(farm, "_deadlines", Deadlines(build_s=3.0))
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=clock))
     try:
         results = list(farm.build_all([library("a"), library("b"), library("c")]))
     finally:
-        ray.get(busy)
+        release.touch()
+        ray.get(busy, timeout=DEADLINES.begin_s)
     assert [r.status for r in results] == [Status.OK] * 3
 
 
