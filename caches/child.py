@@ -38,9 +38,8 @@ def clean_environment(
     policy: ServingPolicy, cache_dir: Path, **more: str
 ) -> dict[str, str]:
     """Return this process's environment with only the policy's settings of torch."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     return {
-        **kept,
+        **plain_environment(),
         **policy.env,
         # Absolute: a compiler of torch 2.11 runs in another directory.
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir.absolute()),
@@ -49,6 +48,11 @@ def clean_environment(
         "HF_HUB_OFFLINE": "1",
         **more,
     }
+
+
+def plain_environment() -> dict[str, str]:
+    """Return this process's environment without any setting of torch's."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
 
 
 def die_with_parent() -> None:

@@ -66,6 +66,7 @@ def software(torch_key: str | None) -> dict[str, Part]:
         "hip": torch.get("hip", ABSENT),
         "triton": _installed("triton"),
         "flydsl": _installed("flydsl"),
+        "driver": _driver(),
         "python_abi": sysconfig.get_config_var("SOABI"),
         "glibc": _glibc(),
         "compiler": _compiler(),
@@ -124,6 +125,16 @@ def _installed(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ABSENT
+
+
+def _driver() -> str:
+    """The version of NVIDIA's or AMD's kernel driver, where one is loaded."""
+    for module in ("nvidia", "amdgpu"):
+        try:
+            return Path(f"/sys/module/{module}/version").read_text().strip()
+        except OSError:
+            continue
+    return ABSENT
 
 
 def _glibc() -> str | None:

@@ -8,13 +8,14 @@ import gc
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.compat import private
+from flytune.caches.compat import private, wrap
 from flytune.shapes.errors import FlytuneError
 
 CODECACHE = "torch._inductor.codecache"
@@ -23,6 +24,11 @@ CODECACHE = "torch._inductor.codecache"
 def torch_key() -> str:
     """Return the hash of torch's own sources, part of every graph key, as hex."""
     return bytes(private(CODECACHE, "torch_key")[2]()).hex()
+
+
+def triton_key() -> str:
+    """Return the hash of Triton's sources and libraries, part of its kernels' keys."""
+    return str(private("torch._inductor.runtime.triton_compat", "triton_key")[2]())
 
 
 def system_info() -> dict[str, Any]:
@@ -45,12 +51,67 @@ def forget_graphs() -> None:
     gc.collect()
 
 
+def widen_search(space: str) -> None:
+    """List candidates of another search space from now on, under the same graph keys.
+
+    A graph's key is made before it is lowered: so serving, which hits, has a winner
+    that its own shorter list would not hold, and lists few where it misses.
+
+    Args:
+        space: "DEFAULT" or "EXHAUSTIVE", as `max_autotune_gemm_search_space`.
+    """
+    import torch._inductor.config
+
+    patch = torch._inductor.config.patch
+
+    def widened(inner: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with patch(max_autotune_gemm_search_space=space):
+                return inner(*args, **kwargs)
+
+        return run
+
+    wrap("torch._inductor.graph", "GraphLowering.run", widened)
+
+
 def portable_config() -> dict[str, str]:
     """Return every Inductor setting that is part of a graph's key, as `repr`."""
     import torch._inductor.config
 
     values = torch._inductor.config.save_config_portable()
     return {name: repr(value) for name, value in sorted(values.items())}
+
+
+def keep_descents() -> None:
+    """Store kernels that coordinate descent has tuned so that a hit trusts them.
+
+    torch forgets what is tuned by steps when it stores a kernel in a graph, and a hit
+    repeats the descent, or times it against itself with half the block. From now on a
+    kernel that is made with the configuration which an earlier process found is stored
+    as one that needs neither.
+    """
+
+    def kept(inner: Any) -> Any:
+        def precompile(self: Any, *args: Any, **kwargs: Any) -> Any:
+            configs = self.configs or []
+            if len(configs) == 1 and getattr(configs[0], "found_by_coordesc", False):
+                for step in ("coordinate_descent_tuning", "dynamic_scale_rblock"):
+                    self.inductor_meta[step] = False
+            return inner(self, *args, **kwargs)
+
+        return precompile
+
+    heuristics = "torch._inductor.runtime.triton_heuristics"
+    wrap(heuristics, "CachingAutotuner.precompile", kept)
+
+
+def forget_stored_graphs(cache_dir: Path) -> None:
+    """Remove the graphs of a cache directory; kernels and what was tuned stay.
+
+    Source: `FxGraphCache._get_tmp_dir`, and its like in AOTAutograd's cache.
+    """
+    for name in ("fxgraph", "aotautograd"):
+        shutil.rmtree(cache_dir / name, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

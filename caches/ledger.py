@@ -28,11 +28,12 @@ class Kind(StrEnum):
     DYNAMIC = "dynamic"
 
     LISTED = "listed"
+    TRITON_LOADED = "triton_loaded"
     HEADER = "header"
     COMPILER_QUERY = "compiler_query"
 
 
-ASIDE = frozenset({Kind.LISTED, Kind.HEADER, Kind.COMPILER_QUERY})
+ASIDE = frozenset({Kind.LISTED, Kind.TRITON_LOADED, Kind.HEADER, Kind.COMPILER_QUERY})
 """Work that a hit does too, so that it proves nothing; counted apart."""
 
 

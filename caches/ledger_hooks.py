@@ -23,6 +23,7 @@ SELECT = "torch._inductor.select_algorithm"
 RUNTIME = "torch._inductor.runtime"
 BENCHMARKING = f"{RUNTIME}.benchmarking"
 FLYDSL = "flydsl.compiler.jit_function"
+TRITON = "triton.compiler.compiler"
 
 Describe = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
@@ -60,6 +61,10 @@ def _kernel_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
     return str(getattr(fn, "__name__", "triton kernel"))
 
 
+def _source_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
+    return str(getattr(args[0], "name", "triton kernel"))
+
+
 def _nothing(_: tuple[Any, ...], __: dict[str, Any]) -> str:
     return ""
 
@@ -72,7 +77,8 @@ HOOKS = (
     Hook(
         f"{RUNTIME}.triton_heuristics",
         "CachingAutotuner._precompile_config",
-        Kind.TRITON_COMPILED,
+        # A look into Triton's cache, which may hold the kernel.
+        Kind.TRITON_LOADED,
         _kernel_name,
     ),
     Hook(
@@ -87,6 +93,12 @@ HOOKS = (
         Kind.COORDINATE_DESCENT,
         _nothing,
     ),
+)
+
+LATE_HOOKS = (
+    # Only what is not in Triton's cache comes this far.
+    Hook(TRITON, "ASTSource.make_ir", Kind.TRITON_COMPILED, _source_name),
+    Hook(FLYDSL, "MlirCompiler.compile", Kind.FLYDSL_COMPILED, _nothing),
 )
 
 
@@ -104,7 +116,8 @@ def arm(ledger: Ledger) -> None:
     watch_lookups(ledger)
     wrap("torch._dynamo.convert_frame", "exceeds_recompile_limit", _fall_back(ledger))
     _watch_commands(ledger)
-    _Flydsl(ledger).start()
+    for hook in LATE_HOOKS:
+        _Late(ledger, hook).start()
 
 
 _inside = threading.local()
@@ -223,17 +236,16 @@ def _watch_commands(ledger: Ledger) -> None:
     subprocess.Popen.__init__ = init  # type: ignore[method-assign]
 
 
-class _Flydsl(AfterImport):
-    """Watches FlyDSL's compiler, which is imported when its first kernel is made."""
+class _Late(AfterImport):
+    """Watches a compiler that is imported when its first kernel is made, if ever."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__([FLYDSL])
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, hook: Hook) -> None:
+        super().__init__([hook.module])
+        self._ledger, self._hook = ledger, hook
 
     def loaded(self, module: Any) -> None:
         self.leave()
-        hook = Hook(FLYDSL, "MlirCompiler.compile", Kind.FLYDSL_COMPILED, _nothing)
-        wrap(hook.module, hook.path, _counted(self._ledger, hook))
+        wrap(self._hook.module, self._hook.path, _counted(self._ledger, self._hook))
 
     def unwatchable(self, fullname: str) -> None:
         raise FlytuneError(f"the ledger cannot watch a module: {fullname}")

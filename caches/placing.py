@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from flytune.caches.bundle import TEMPORARY, Bundle, make_private, writing
 from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, say
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, canonical_json
+from flytune.caches.triton_cache import is_group, relocated_group
 from flytune.shapes.errors import FlytuneError
 
 CACHES = "inductor"
@@ -97,7 +98,26 @@ def _install(bundle: Bundle, target: Path) -> None:
         (directory / ACTIVATION_NAME).write_bytes(_activation(bundle.manifest))
         _write_marker(bundle, directory)
 
+        _relocate(bundle, directory, target, _cache_files(bundle.manifest))
+
     bundle.place(target, only=_cache_files(bundle.manifest), finish=finish)
+
+
+def _relocate(
+    bundle: Bundle, directory: Path, target: Path, paths: Iterable[str]
+) -> None:
+    """Let Triton's lists in `directory` name files where they will be: in `target`."""
+    for path in paths:
+        if is_group(target / path):
+            content = _group(bundle, target, path)
+            (directory / path).write_bytes(content)
+
+
+def _group(bundle: Bundle, target: Path, path: str) -> bytes:
+    folder = path.rpartition("/")[0]
+    files = bundle.manifest.files
+    names = [p.rpartition("/")[2] for p in files if p.rpartition("/")[0] == folder]
+    return relocated_group(target / path, names)
 
 
 def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,6 +139,7 @@ def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str,
         fresh = scratch / target.name
         bundle.place(fresh, only=[path for path in damaged if path in paths])
         (fresh / ACTIVATION_NAME).write_bytes(activation)
+        _relocate(bundle, fresh, target, [path for path in damaged if path in paths])
         for path in {*damaged, ACTIVATION_NAME}:
             _put(fresh / path, target / path)
     finally:
@@ -128,6 +149,8 @@ def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str,
 
 
 def _is_whole(bundle: Bundle, target: Path, path: str, mtime_ns: int | None) -> bool:
+    if is_group(target / path):
+        return _holds(target / path, _group(bundle, target, path))
     entry = bundle.manifest.files[path]
     try:
         status = (target / path).lstat()

@@ -11,6 +11,8 @@ from flytune.caches.hook.flytune_hook import set_default
 from flytune.shapes.errors import FlytuneError
 
 PolicyName = Literal["unfrozen", "frozen"]
+CUDA_POLICY = "max-autotune-no-cudagraphs"
+"""torch.compile's mode of that name."""
 
 # Dynamo's default limit is 8 static sizes of one function, then it falls back to
 # eager; a policy leaves room for the sizes that it names and a few more.
@@ -29,6 +31,8 @@ class ServingPolicy:
     """OpenMP threads: they shape the C++ kernels' source."""
     attention: str
     """How the program computes attention: "eager" holds two bmm, "sdpa" none."""
+    device: str = "cpu"
+    """torch's type of the device: "cpu" or "cuda"."""
     dynamic: bool = False
     """Whether serving compiles dynamic shapes; only False is baked."""
     inductor: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +115,6 @@ def cpu_policy(
         known = ", ".join(get_args(PolicyName))
         raise FlytuneError(f"unknown policy: `{name}`", hint=f"known are {known}")
     frozen = name == "frozen"
-    entries = 2 * len(tokens) * (layers if frozen else 1)
     return ServingPolicy(
         name=name,
         tokens=tokens,
@@ -122,14 +125,49 @@ def cpu_policy(
             "max_autotune_gemm_backends": "ATEN,CPP",
             "freezing": frozen,
         },
-        dynamo={
-            # The module-wide form of torch.compile(dynamic=False).
-            "automatic_dynamic_shapes": False,
-            "assume_static_by_default": True,
-            "recompile_limit": max(DYNAMO_RECOMPILE_LIMIT, entries),
-            "accumulated_recompile_limit": max(DYNAMO_ACCUMULATED_LIMIT, 2 * entries),
-        },
+        dynamo=_static_sizes(2 * len(tokens) * (layers if frozen else 1)),
         # No variable that torch reads as a setting: what is set in the configuration
         # can be set back when the bundle does not fit, a default read at import cannot.
         env={"OMP_NUM_THREADS": str(threads)},
     )
+
+
+def cuda_policy(
+    *,
+    tokens: tuple[int, ...],
+    threads: int,
+    attention: str,
+    backends: tuple[str, ...] = ("ATEN", "TRITON"),
+    coordinate_descent: bool = True,
+) -> ServingPolicy:
+    """Return the policy that serves as `torch.compile(mode=CUDA_POLICY)` does.
+
+    Args:
+        backends: Of `max_autotune_gemm_backends`, upper case.
+        coordinate_descent: Whether fused kernels are tuned by steps, as that mode does.
+    """
+    return ServingPolicy(
+        name=CUDA_POLICY,
+        tokens=tokens,
+        threads=threads,
+        attention=attention,
+        device="cuda",
+        inductor={
+            "max_autotune": True,
+            "max_autotune_gemm_backends": ",".join(backends),
+            "coordinate_descent_tuning": coordinate_descent,
+        },
+        dynamo=_static_sizes(2 * len(tokens)),
+        env={"OMP_NUM_THREADS": str(threads)},
+    )
+
+
+def _static_sizes(entries: int) -> dict[str, Any]:
+    """Return Dynamo's settings for so many static sizes of one function."""
+    return {
+        # The module-wide form of torch.compile(dynamic=False).
+        "automatic_dynamic_shapes": False,
+        "assume_static_by_default": True,
+        "recompile_limit": max(DYNAMO_RECOMPILE_LIMIT, entries),
+        "accumulated_recompile_limit": max(DYNAMO_ACCUMULATED_LIMIT, 2 * entries),
+    }

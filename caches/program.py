@@ -73,7 +73,9 @@ def model_path(piece: str, module: str) -> str:
     return f"model.layers.*.{module}" if module else "model.layers.*"
 
 
-def build_program(spec: ProgramSpec, *, seed: int) -> Iterator[Piece]:
+def build_program(
+    spec: ProgramSpec, *, seed: int, device: str = "cpu"
+) -> Iterator[Piece]:
     """Yield the decoder layer, then the head, with random weights.
 
     Each piece takes memory when it is yielded: a caller who drops it before the next
@@ -82,6 +84,7 @@ def build_program(spec: ProgramSpec, *, seed: int) -> Iterator[Piece]:
     Args:
         spec: The model and its attention.
         seed: Of the weights.
+        device: torch's type of the device that the pieces are on.
 
     Raises:
         FlytuneError: transformers is absent, or cannot build the model.
@@ -89,25 +92,29 @@ def build_program(spec: ProgramSpec, *, seed: int) -> Iterator[Piece]:
     import torch
 
     model, config = _meta_model(spec)
+    # An index, or torch would ask the driver for the current device.
+    on = torch.device(device) if device == "cpu" else torch.device(device, 0)
     base = model.model
     rotary = type(base.rotary_emb)(config=config)
 
     def layer_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden = _hidden(config, tokens, seed)
         positions = torch.arange(tokens)[None]
-        return (hidden,), {
-            "position_embeddings": rotary(hidden, positions),
-            "position_ids": positions,
-            "attention_mask": _causal_mask(spec, tokens, hidden.dtype),
+        mask = _causal_mask(spec, tokens, hidden.dtype)
+        return (hidden.to(on),), {
+            "position_embeddings": tuple(p.to(on) for p in rotary(hidden, positions)),
+            "position_ids": positions.to(on),
+            "attention_mask": None if mask is None else mask.to(on),
         }
 
     def head_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (_hidden(config, tokens, seed),), {}
+        return (_hidden(config, tokens, seed).to(on),), {}
 
-    yield Piece("layer", _materialised(base.layers.pop(0), seed), layer_inputs)
+    layers = base.layers
+    yield Piece("layer", _materialised(layers.pop(0), seed, on), layer_inputs)
     head = torch.nn.Sequential(base.norm, model.lm_head)
-    del model, base
-    yield Piece("head", _materialised(head, seed), head_inputs)
+    del model, base, layers
+    yield Piece("head", _materialised(head, seed, on), head_inputs)
 
 
 def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
@@ -133,10 +140,22 @@ def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
     return model.eval().requires_grad_(False), config
 
 
-def _materialised(module: "torch.nn.Module", seed: int) -> "torch.nn.Module":
+def _materialised(
+    module: "torch.nn.Module", seed: int, device: "torch.device"
+) -> "torch.nn.Module":
     """Return a meta module with memory and random weights."""
-    module.to_empty(device="cpu")
+    import torch
+    from torch._subclasses import FakeTensor
+
+    # Not `to_empty`, which cannot put a fake tensor in a fake tensor's place.
+    for name, on_meta in tuple(module.named_parameters()):
+        owner, _, own_name = name.rpartition(".")
+        empty = torch.empty_like(on_meta, device=device)
+        parameter = torch.nn.Parameter(empty, requires_grad=False)
+        setattr(module.get_submodule(owner), own_name, parameter)
     for at, (name, parameter) in enumerate(module.named_parameters()):
+        if isinstance(parameter, FakeTensor):
+            break  # it has no values
         if parameter.dim() == 1 and not name.endswith("bias"):
             parameter.fill_(1.0)
         else:
@@ -154,7 +173,7 @@ def fill_random(tensor: "torch.Tensor", *, seed: int, std: float) -> None:
     flat = tensor.view(-1)
     count = min(PATTERN, flat.numel())
     generator = torch.Generator().manual_seed(seed)
-    pattern = (torch.randn(count, generator=generator) * std).to(tensor.dtype)
+    pattern = (torch.randn(count, generator=generator) * std).to(flat)
     for start in range(0, flat.numel(), count):
         part = flat[start : start + count]
         part.copy_(pattern[: part.numel()])

@@ -54,8 +54,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """Run every size of the policy: largest first, shuffled, and shuffled anew.
 
     Args:
-        request: `program`, `policy` and `seed`; `load` and `save` name files of
-            torch's mega-cache, to read before the run and to write after it.
+        request: `program`, `policy` and `seed`; `again`, whether graphs are forgotten
+            and looked for once more; `search`, the search space of what is lowered, as
+            for `widen_search`; `keep_descents`, whether the function of that name is
+            called; `load` and `save` name files of torch's mega-cache, to read before
+            the run and to write after it.
 
     Raises:
         FlytuneError: torch is unsupported, or the program cannot be built.
@@ -69,14 +72,20 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from flytune.caches.ledger_hooks import arm
 
     policy.apply()
+    if "search" in request:
+        inductor.widen_search(request["search"])
+    if request.get("keep_descents"):
+        inductor.keep_descents()
     ledger = Ledger()
     arm(ledger)
     config = inductor.portable_config()
+    again = request.get("again", True)
     load_s = _load_artifacts(request.get("load"))
     calls: list[Call] = []
     with torch.no_grad():
-        for piece in build_program(spec, seed=request["seed"]):
-            calls += run_rounds(piece, policy, request["seed"])
+        pieces = build_program(spec, seed=request["seed"], device=policy.device)
+        for piece in pieces:
+            calls += run_rounds(piece, policy, request["seed"], again)
             del piece
             inductor.forget_graphs()
     saved = _save_artifacts(request.get("save"))
@@ -117,8 +126,14 @@ def _save_artifacts(path: str | None) -> int:
     return len(artifacts[0])
 
 
-def run_rounds(piece: Piece, policy: ServingPolicy, seed: int) -> list[Call]:
-    """Call a piece at every size, in the three orders that serving may meet."""
+def run_rounds(
+    piece: Piece, policy: ServingPolicy, seed: int, again: bool
+) -> list[Call]:
+    """Call a piece at every size, in the orders that serving may meet.
+
+    Args:
+        again: Whether to forget the graphs, and to look for them in another order.
+    """
     import torch
 
     largest_first = sorted(policy.tokens, reverse=True)
@@ -127,7 +142,7 @@ def run_rounds(piece: Piece, policy: ServingPolicy, seed: int) -> list[Call]:
     compiled = torch.compile(piece.module, dynamic=policy.dynamic)
     calls = [_call(piece, compiled, tokens, "first", seed) for tokens in largest_first]
     calls += [_call(piece, compiled, tokens, "again", seed) for tokens in shuffled]
-    if not policy.inductor.get("freezing"):
+    if again and not policy.inductor.get("freezing"):
         # A frozen graph is lowered anew each time: that would only repeat the first.
         torch._dynamo.reset()
         compiled = torch.compile(piece.module, dynamic=policy.dynamic)
@@ -139,13 +154,23 @@ def _call(
     piece: Piece, compiled: Callable[..., Any], tokens: int, round_: str, seed: int
 ) -> Call:
     args, kwargs = piece.inputs(tokens, seed)
+    _finish(piece)
     start = time.perf_counter()
     output = compiled(*args, **kwargs)
+    _finish(piece)
     seconds = time.perf_counter() - start
     error = None
     if round_ == "first":
         error = relative_error(output, piece.module(*args, **kwargs))
     return Call(piece.name, tokens, round_, seconds, error)
+
+
+def _finish(piece: Piece) -> None:
+    """Wait for the device: a call returns when its kernels are launched."""
+    import torch
+
+    if next(piece.module.parameters()).is_cuda:
+        torch.cuda.synchronize()
 
 
 def relative_error(output: Any, reference: Any) -> float:

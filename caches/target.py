@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
+from flytune.caches.device_profile import live_profile
 from flytune.caches.host import Part, cpu_hardware, software
 
 
@@ -53,12 +54,15 @@ _RULES: Mapping[str, _Rule] = {
     "hardware.l3_bytes": _Rule(_WARNING, "no key holds it, times depend on it"),
     "hardware.cores": _Rule(_WARNING, "threads decide, cores share them"),
     "hardware.memory_bytes": _Rule(_WARNING, "only whether the model fits"),
+    "hardware.compute_units": _Rule(_MISS, "the source of Triton's kernels holds it"),
     "software.torch": _Rule(_MISS, "every graph key holds torch's version"),
     "software.torch_git": _Rule(_MISS, "the build, where versions are the same"),
     "software.torch_key": _Rule(_MISS, "every graph key holds torch's source"),
     "software.cuda": _Rule(_MISS, "the name of the timings file holds it"),
     "software.hip": _Rule(_MISS, "the name of the timings file holds it"),
     "software.triton": _Rule(_MISS, "kernel and timing keys hold Triton's build"),
+    "software.triton_key": _Rule(_MISS, "the build, where versions are the same"),
+    "software.driver": _Rule(_WARNING, "no key holds it, a kernel may need it newer"),
     "software.flydsl": _Rule(_MISS, "a graph that imports it needs it"),
     "software.python_abi": _Rule(_MISS, "launchers are Python extensions"),
     "software.glibc": _Rule(_WARNING, "older than the builder's may not load kernels"),
@@ -70,8 +74,15 @@ _CPU_RULES: Mapping[str, _Rule] = {
     "software.cuda": _NOT_ON_CPU,
     "software.hip": _NOT_ON_CPU,
     "software.triton": _NOT_ON_CPU,
+    "software.triton_key": _NOT_ON_CPU,
+    "software.driver": _NOT_ON_CPU,
     "software.flydsl": _NOT_ON_CPU,
 }
+_CUDA_RULES: Mapping[str, _Rule] = {
+    "hardware.l2_bytes": _Rule(_WARNING, "no key holds it, times depend on it"),
+    "software.compiler": _Rule(_WARNING, "no kernel for this device is made by it"),
+}
+_RULES_OF = {"cpu": _CPU_RULES, "cuda": _CUDA_RULES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class Target:
         *,
         threads: int | None,
         torch_key: str | None = None,
+        triton_key: str | None = None,
         hardware: Mapping[str, Part] | None = None,
     ) -> Self:
         """Collect the target of this machine and this Python environment.
@@ -94,10 +106,29 @@ class Target:
         Args:
             threads: the OpenMP threads that serving has, as its policy sets them.
             torch_key: hex; known only once torch is imported.
+            triton_key: as Inductor names its timings after; known only so too.
             hardware: an accelerator's parts; this machine's CPU where None.
         """
         parts = cpu_hardware(threads) if hardware is None else hardware
-        return cls(parts, software(torch_key))
+        return cls(parts, {**software(torch_key), "triton_key": triton_key})
+
+    @classmethod
+    def live(cls, kind: str, *, threads: int | None) -> Self:
+        """Collect the target of this machine's CPU or of its first accelerator.
+
+        Args:
+            kind: "cpu" or "cuda".
+            threads: as for `here`.
+
+        Raises:
+            FlytuneError: torch cannot be asked for the accelerator.
+        """
+        if kind == "cpu":
+            return cls.here(threads=threads)
+        profile = live_profile()
+        absent: dict[str, Part] = {"kind": "absent"}
+        found = absent if profile is None else profile.hardware()
+        return cls.here(threads=threads, hardware=found)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Mapping[str, Any]]) -> Self:
@@ -133,7 +164,7 @@ def compare(built: Target, live: Target) -> tuple[PartResult, ...]:
     A part that one side does not know is unknown: it is checked later, where it can
     be known, or not at all.
     """
-    rules = {**_RULES, **(_CPU_RULES if built.hardware.get("kind") == "cpu" else {})}
+    rules = {**_RULES, **_RULES_OF.get(str(built.hardware.get("kind")), {})}
     old, new = _flat(built), _flat(live)
     order = [*rules, *sorted((old.keys() | new.keys()) - rules.keys())]
     return tuple(

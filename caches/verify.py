@@ -30,6 +30,7 @@ from flytune.caches.placing import CACHES
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.session import TOLERANCE
 from flytune.caches.target import PartStatus, Target, compare
+from flytune.caches.triton_cache import TRITON_DIR, relocate
 
 # Any seed but the bake's: a graph that holds its weights would then be found out.
 VERIFY_SEED = 20_000
@@ -88,8 +89,9 @@ def verify(bundle: Bundle) -> Verdict:
 
 def target_misses(manifest: Manifest, policy: ServingPolicy) -> tuple[str, ...]:
     """Return the parts of this host that rule the bundle out, one line each."""
-    live = Target.here(threads=policy.threads)
-    parts = compare(Target.from_json(manifest.target), live)
+    built = Target.from_json(manifest.target)
+    kind = str(built.hardware.get("kind"))
+    parts = compare(built, Target.live(kind, threads=policy.threads))
     return tuple(str(p) for p in parts if p.status is PartStatus.MISS)
 
 
@@ -98,6 +100,7 @@ def verify_directory(placed: Path, manifest: Manifest) -> Verdict:
     policy = ServingPolicy.from_json(manifest.policy)
     cache_dir = placed / CACHES
     cache_dir.mkdir(exist_ok=True)
+    relocate(cache_dir / TRITON_DIR)
     before = _files(cache_dir)
     result_path = placed / "result.json"
     request = {

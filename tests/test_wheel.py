@@ -92,12 +92,13 @@ def test_it_holds_one_name_and_every_source(wheel: Path) -> None:
     sources = {
         f"flytune/{file.relative_to(ROOT)}"
         for folder in ("shapes", "caches", "tuner")
-        for pattern in ("*.py", "py.typed", "models/*.json")
+        for pattern in ("*.py", "py.typed", "models/*.json", "profiles/*.json")
         for file in (ROOT / folder).rglob(pattern)
     }
     assert names == sources
     assert "flytune/caches/hook/sitecustomize.py" in names
     assert "flytune/shapes/models/Qwen3-4B.json" in names
+    assert "flytune/caches/profiles/h200.json" in names
     assert {f"flytune/{n}/py.typed" for n in ("shapes", "caches", "tuner")} < names
 
 

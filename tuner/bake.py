@@ -3,6 +3,10 @@
 The first pass compiles graphs, sources and libraries into the bake's directory; it
 tunes nothing, for the timings file answers. Then fresh processes repeat the run until
 one has an empty ledger, because a first hit can still do work that the next finds.
+
+With coordinate descent the graphs of the first pass are thrown away: they were stored
+before their kernels were tuned by steps, which a hit would do again (torch 2.11 at each
+start). The second pass stores them with what the first one found.
 """
 
 import json
@@ -13,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.child import clean_environment, run_module
-from flytune.caches.inductor import Timing, write_timings
+from flytune.caches.inductor import Timing, forget_stored_graphs, write_timings
 from flytune.caches.keys import GraphKey, graph_keys
 from flytune.caches.ledger import (
     ASIDE,
@@ -25,6 +29,7 @@ from flytune.caches.ledger import (
 )
 from flytune.caches.verify import SESSION
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
 
@@ -46,7 +51,6 @@ class Bake:
     """Hashes of the candidates that the first pass took."""
     keys: tuple[GraphKey, ...]
     inductor_config: Mapping[str, str]
-    torch_key: str
     peak_gib: float
 
     @property
@@ -69,7 +73,7 @@ def bake(
     plan: Plan,
     timings: tuple[Timing, ...],
     system: Mapping[str, Any],
-    max_passes: int,
+    options: BuildOptions,
     progress: Progress,
 ) -> Bake:
     """Bake into the build's own directory, anew.
@@ -77,7 +81,7 @@ def bake(
     Args:
         timings: Every decision, as Inductor's timings file takes it.
         system: What Inductor names that file after.
-        max_passes: Fresh processes at most, at least 2.
+        options: Its `bake_passes` are the fresh processes at most, at least 2.
 
     Raises:
         FlytuneError: the program fails, Inductor tuned although it had decisions, or
@@ -91,9 +95,15 @@ def bake(
     passes: list[dict[str, int]] = []
     chosen: set[str] = set()
     frozen = bool(plan.policy.inductor.get("freezing"))
+    descends = bool(plan.policy.inductor.get("coordinate_descent_tuning"))
+    # One for the graphs, one for them again, and one that finds nothing to do.
+    max_passes = max(options.bake_passes, 3 if descends else 2)
     with progress.stage("bake", 0):
         for number in range(1, max_passes + 1):
-            result = _run(plan, cache_dir, number)
+            # A hit would tune again what is not stored yet, and overwrite what was
+            # found.
+            stores = number <= (2 if descends else 1)
+            result = _run(plan, cache_dir, number, options.search, again=not stores)
             events = read_events(result["ledger"]["events"])
             lookups = read_lookups(result["ledger"]["lookups"])
             work = summary(e for e in events if e.kind not in ASIDE)
@@ -106,6 +116,8 @@ def bake(
             remaining = _remaining(work, lookups, frozen)
             if number > 1 and not remaining:
                 break
+            if descends and number == 1:
+                forget_stored_graphs(cache_dir)
     refused = sorted({k.reason for k in lookups if k.state == "bypass"})
     return Bake(
         cache_dir,
@@ -115,17 +127,21 @@ def bake(
         frozenset(chosen),
         graph_keys(lookups),
         result["inductor_config"],
-        result["torch_key"],
         result["peak_gib"],
     )
 
 
-def _run(plan: Plan, cache_dir: Path, number: int) -> dict[str, Any]:
+def _run(
+    plan: Plan, cache_dir: Path, number: int, search: str, *, again: bool
+) -> dict[str, Any]:
     result_path = plan.work / f"bake-{number}.json"
     request = {
         "program": plan.program.to_json(),
         "policy": plan.policy.to_json(),
         "seed": BAKE_SEED,
+        "again": again,
+        "search": search.upper(),
+        "keep_descents": number > 1 and plan.profile is not None,
     }
     env = clean_environment(plan.policy, cache_dir)
     run_module(SESSION, request, result_path, env, what="the bake")

@@ -10,6 +10,8 @@ import click
 from flytune.shapes.derive import Attention
 from flytune.tuner.shapes_command import model_option, tokens_option
 
+KNOWN_BACKENDS = ("ATEN", "TRITON")
+
 
 @click.command("build")
 @model_option
@@ -25,21 +27,60 @@ from flytune.tuner.shapes_command import model_option, tokens_option
 @click.option(
     "--attention",
     type=click.Choice(["eager", "sdpa"]),
-    default="eager",
-    show_default=True,
-    help="eager: two bmm a layer, which can be tuned; sdpa: one fused kernel.",
+    help="eager: two bmm a layer, which can be tuned; sdpa: one fused kernel.  "
+    "[default: eager on a CPU, sdpa on an accelerator]",
 )
 @click.option(
     "--device",
-    type=click.Choice(["auto", "cpu"]),
+    type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="Where the kernels will run; this version builds for the CPU.",
+    help="Where the kernels will run; auto: an accelerator, if there is one.",
+)
+@click.option(
+    "--target",
+    metavar="NAME|FILE",
+    help="An accelerator by a shipped profile's name, such as h200, or by a file of "
+    "`flytune doctor --profile`.  [default: the device at hand]",
+)
+@click.option(
+    "--compile-only",
+    is_flag=True,
+    help="Compile every candidate for --target and pack the kernels; a build where "
+    "the device is takes them with --from and compiles none.",
+)
+@click.option(
+    "--target-env",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="VENV|FILE",
+    help="The environment that will serve, or its captured profile: a difference in "
+    "torch, Triton or Python ends the build before anything is compiled.",
+)
+@click.option(
+    "--search",
+    type=click.Choice(["default", "exhaustive"]),
+    default="default",
+    show_default=True,
+    help="Which of Inductor's lists of candidates to tune.",
+)
+@click.option(
+    "--backends",
+    default="ATEN,TRITON",
+    show_default=True,
+    metavar="NAMES",
+    callback=lambda _context, _parameter, value: parse_backends(value),
+    help="An accelerator's, as Inductor's max_autotune_gemm_backends names them.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="HASH",
+    help="Keep the candidate of this choice hash out; may be given again.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="OpenMP threads of serving; they are part of every kernel.  "
+    help="OpenMP threads of serving; they are part of every C++ kernel.  "
     "[default: this process's cores]",
 )
 @click.option("--ray", "ray_address", metavar="ADDRESS", help="Join a Ray cluster.")
@@ -74,8 +115,14 @@ def build_command(
     model: str,
     tokens: tuple[int, ...],
     policy: str,
-    attention: Attention,
+    attention: Attention | None,
     device: str,
+    target: str | None,
+    compile_only: bool,
+    target_env: Path | None,
+    search: str,
+    backends: tuple[str, ...],
+    exclude: tuple[str, ...],
     threads: int | None,
     ray_address: str | None,
     from_bundle: Path | None,
@@ -88,23 +135,25 @@ def build_command(
 
     A build that was stopped goes on with the same command.
     """
-    del device  # both choices are the CPU in this version
     from flytune.caches.placing import flytune_home
-    from flytune.caches.target import Target
     from flytune.tuner.build import build
     from flytune.tuner.options import BuildOptions
     from flytune.tuner.progress import Progress
     from flytune.tuner.summary import built_text
 
     threads = threads or len(os.sched_getaffinity(0))
-    if out is None:
-        slug = Target.here(threads=threads).slug
-        out = Path(f"{Path(model).name.lower()}.{slug}.tar.zst")
     options = BuildOptions(
         model=model,
         tokens=tokens,
         attention=attention,
         policy=policy,
+        device=device,
+        target=target,
+        compile_only=compile_only,
+        target_env=target_env,
+        search=search,
+        backends=backends,
+        exclude=frozenset(exclude),
         threads=threads,
         out=out,
         work=work or flytune_home() / "work",
@@ -120,8 +169,22 @@ def build_command(
         words = "stopped: the same command goes on from here"
         raise KeyboardInterrupt(words) from error
     click.echo(built_text(built))
-    if not built.verdict.ok(strict=False):
+    if built.verdict is not None and not built.verdict.ok(strict=False):
         raise click.exceptions.Exit(1)
+
+
+def parse_backends(text: str) -> tuple[str, ...]:
+    """Return the names of a comma-separated list, upper case, each once.
+
+    Raises:
+        click.BadParameter: a name is not one that this version can build and time.
+    """
+    names = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",")))
+    unknown = [name for name in names if name not in KNOWN_BACKENDS]
+    if unknown:
+        known = ", ".join(KNOWN_BACKENDS)
+        raise click.BadParameter(f"unknown backend: `{unknown[0]}`; known are {known}")
+    return names
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

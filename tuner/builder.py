@@ -4,16 +4,27 @@ import os
 import pickle
 import time
 from pathlib import Path
+from typing import Any
 
+from flytune.caches.compat import private
+from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.inductor import CODECACHE
 from flytune.caches.records import Status
-from flytune.tuner.candidate import ATEN, BuildResult, Candidate, failure
+from flytune.caches.stand_in import set_triton_target
+from flytune.tuner.candidate import ATEN, TRITON, BuildResult, Candidate, failure
+
+# What a kernel is loaded from; Triton's stages before it are left out.
+_TRITON_SUFFIXES = frozenset({".cubin", ".json", ".hsaco"})
 
 
-def build(candidate: Candidate) -> BuildResult:
+def build(candidate: Candidate, profile: DeviceProfile | None = None) -> BuildResult:
     """Compile a candidate and return the files that running it needs.
 
     The process must have `TORCHINDUCTOR_CACHE_DIR` set to a directory of its own.
     A compilation that fails is a result, never an exception.
+
+    Args:
+        profile: Of the accelerator that Triton compiles for; None on the CPU.
     """
     if candidate.backend == ATEN:
         return BuildResult(candidate.choice_hash, Status.OK)
@@ -21,7 +32,10 @@ def build(candidate: Candidate) -> BuildResult:
     before = _files(root)
     start = time.perf_counter()
     try:
-        pickle.loads(candidate.request).precompile()
+        if candidate.backend == TRITON and profile is not None:
+            _compile_triton(candidate, profile)
+        else:
+            pickle.loads(candidate.request).precompile()
     except Exception as error:  # a compiler may fail in any way: it becomes a row
         status, reason = failure(error, Status.COMPILE_ERROR)
         return BuildResult(candidate.choice_hash, status, reason)
@@ -34,9 +48,38 @@ def build(candidate: Candidate) -> BuildResult:
     )
 
 
+def _compile_triton(candidate: Candidate, profile: DeviceProfile) -> None:
+    """Compile into Triton's cache as a process with the device would, and load nothing.
+
+    Raises:
+        Exception: whatever Triton or its assembler raises.
+    """
+    set_triton_target(profile)
+    kernel = load_triton(candidate)
+    kernel.precompile(warm_cache_only=True)
+
+
+def load_triton(candidate: Candidate) -> Any:
+    """Return the kernel of a candidate's module, from this process's own copy of it."""
+    request = pickle.loads(candidate.request)
+    key = request.module_cache_key
+    path = source_path(key)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(candidate.source)
+    load = private(CODECACHE, "PyCodeCache.load_by_key_path")[2]
+    return getattr(load(key, str(path)), request.kernel_name)
+
+
+def source_path(key: str) -> Path:
+    """Return where Inductor keeps a module in this process's cache directory."""
+    return Path(private(CODECACHE, "get_path")[2](key, "py")[2])
+
+
 def _files(root: Path) -> set[str]:
     return {
         str(path.relative_to(root))
         for path in root.rglob("*")
         if path.is_file() and path.suffix != ".lock"
+        if "triton" not in path.parts or path.suffix in _TRITON_SUFFIXES
     }

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flytune.caches.records import Status
 from flytune.shapes.gemm import GemmShape
 
 ATEN = "aten"
 CPP = "cpp"
+TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,11 @@ class Candidate:
     choice_hash: str
     """Inductor's own name of it in the timings file."""
     request: bytes
-    """Inductor's `BenchmarkRequest`, pickled; it holds the source, no tensor."""
+    """Inductor's `BenchmarkRequest`, pickled; it holds no tensor, and for C++ the
+    source."""
     packing: Packing | None = None
+    source: str = ""
+    """For Triton the module that holds the kernel; the request names its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,18 @@ class CandidateList:
         """What makes two lists the same decision."""
         hashes = tuple(sorted(c.choice_hash for c in self.candidates))
         return (self.op, self.inputs_key, self.precision, hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """What the probe found, and the keys of the software that it ran."""
+
+    lists: tuple[CandidateList, ...]
+    torch_key: str
+    triton_key: str | None
+    """None where Triton is not installed."""
+    system: Mapping[str, Any]
+    """What Inductor names its timings file after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +127,13 @@ class RunResult:
     rel_error: float | None = None
     """Largest difference from the reference over the reference's largest value."""
     method: str = ""
+    beaten: bool = False
+    """Whether it left the race early, surely slower than another."""
+    disturbed: bool = False
+    """Whether the device was not itself while it was timed, however often."""
+    clock_mhz: float | None = None
+    """Of the device, while it was timed."""
+    device_uuid: str | None = None
 
 
 def failure(error: BaseException, otherwise: Status) -> tuple[Status, str]:

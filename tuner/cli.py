@@ -17,6 +17,7 @@ COMMANDS = (
     ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
     ("install", "bundle_commands:install_command", "Put a bundle in place."),
     ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
+    ("doctor", "doctor_command:doctor_command", "Say what this host is fit for."),
 )
 """Name, where in `flytune.tuner` it is, and its line in `flytune --help`."""
 
@@ -25,6 +26,7 @@ EXTRA_OF = {
     "huggingface_hub": "build",
     "numpy": "build",
     "psutil": "build",
+    "pynvml": "build",
     "pyarrow": "build",
     "ray": "build",
     "rich": "build",

@@ -13,6 +13,7 @@ from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
 from flytune.tuner.select import choose, fixed_order, spread
 
 ONLY_CANDIDATE = "only candidate"
+_KERNEL_ENDINGS = (".so", ".cubin", ".hsaco")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,10 @@ def decide(
     """
     by_hash = {r.choice_hash: r for r in results}
     survivors = [
-        c for c in task.offered.candidates if by_hash[c.choice_hash].status is Status.OK
+        c
+        for c in task.offered.candidates
+        if by_hash[c.choice_hash].status is Status.OK
+        and not by_hash[c.choice_hash].beaten
     ]
     untried = all(r.status is Status.UNSUPPORTED for r in results)
     if not survivors and not untried:
@@ -134,7 +138,7 @@ def _record(
     candidate: Candidate,
     build: BuildResult,
     result: RunResult,
-    winner: Candidate,
+    winner: Candidate | None,
 ) -> TuningRecord:
     offered = task.offered
     summary = spread(result.samples_us) if result.samples_us else None
@@ -154,14 +158,29 @@ def _record(
         compile_s=build.compile_s or None,
         strides=tuple(spec.strides for spec in offered.inputs),
         offsets=tuple(spec.offset for spec in offered.inputs),
+        device_uuid=result.device_uuid,
         method=result.method or None,
+        clock_mhz=result.clock_mhz,
         source="timed" if result.samples_us else None,
         kernel_digest=_files_digest(build.files),
-        winner=candidate.choice_hash == winner.choice_hash,
+        pruned_by="race" if result.beaten else None,
+        winner=winner is not None and candidate.choice_hash == winner.choice_hash,
         inductor_op=offered.op,
         inputs_key=offered.inputs_key,
         precision=offered.precision,
     )
+
+
+def untimed_records(
+    task: TuneTask, builds: Mapping[str, BuildResult]
+) -> tuple[TuningRecord, ...]:
+    """Return the records of a list that was compiled and not timed: nobody won."""
+    records = []
+    for candidate in task.offered.candidates:
+        build = builds[candidate.choice_hash]
+        result = RunResult(candidate.choice_hash, build.status, build.reason)
+        records.append(_record(task, candidate, build, result, None))
+    return tuple(records)
 
 
 def lone(task: TuneTask) -> Decision:
@@ -179,7 +198,7 @@ def _finite(value: float | None) -> float | None:
 
 def _files_digest(files: Mapping[str, bytes]) -> str | None:
     """Return one digest over a candidate's compiled files; None for a library call."""
-    kernels = sorted(name for name in files if name.endswith(".so"))
+    kernels = sorted(name for name in files if name.endswith(_KERNEL_ENDINGS))
     if not kernels:
         return None
     digest = hashlib.sha256()

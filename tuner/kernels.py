@@ -44,7 +44,7 @@ def _aten(
     for copy in range(copies):
         inputs = _library_inputs(offered, operands, copy)
         launch = request.make_run_fn(*inputs, out=out)
-        kernels.append(launch if out is None else _returning(launch, out))
+        kernels.append(launch if out is None else returning(launch, out))
     return tuple(kernels)
 
 
@@ -64,10 +64,10 @@ def _library_inputs(
         b = torch.ops.mkldnn._reorder_linear_weight(weight, a.shape[0])
     elif copy:
         b = b.clone(memory_format=torch.preserve_format)
-    return _in_order(offered, operands, b)
+    return in_order(offered, operands, b)
 
 
-def _in_order(
+def in_order(
     offered: CandidateList, operands: Operands, b: "torch.Tensor"
 ) -> list["torch.Tensor"]:
     """Return the tensors in the order of Inductor's list, `b` in B's place."""
@@ -88,7 +88,7 @@ def _cpp(
     for copy in range(copies):
         b = packed.clone() if copy else packed
         launch = request.make_run_fn(operands.a, b, *extra, out=out)
-        kernels.append(_returning(launch, out, keep=(b, *extra)))
+        kernels.append(returning(launch, out, keep=(b, *extra)))
     if operands.is_weight or not packing.blocked:
         return tuple(kernels)
 
@@ -159,7 +159,7 @@ def _poisoned(operands: Operands) -> "torch.Tensor":
     return out
 
 
-def _returning(
+def returning(
     launch: Callable[[], Any], out: "torch.Tensor", keep: tuple[Any, ...] = ()
 ) -> Kernel:
     """Return a launch that gives its output, and keeps alive what it points to."""

@@ -1,4 +1,4 @@
-"""The tensors of one GEMM and its right result, for every op that the CPU tunes."""
+"""The tensors of one GEMM and its right result, for every op that is tuned."""
 
 import ast
 import functools
@@ -66,8 +66,11 @@ def problem(offered: CandidateList) -> tuple[int, int, int, int]:
     return (batch[0] if batch else 1, m, n, a[-1])
 
 
-def make_operands(offered: CandidateList, seed: int) -> Operands:
+def make_operands(offered: CandidateList, seed: int, device: str = "cpu") -> Operands:
     """Return random operands of a list and their reference result.
+
+    Args:
+        device: torch's type of the device that they are made on.
 
     Raises:
         UnsupportedError: the op, or what is fused to it, is not one that is known.
@@ -86,7 +89,7 @@ def make_operands(offered: CandidateList, seed: int) -> Operands:
     def tensor(at: int, std: float) -> "torch.Tensor | None":
         if not 0 <= at < len(inputs):
             return None
-        return _tensor(inputs[at], std, seed + at)
+        return _tensor(inputs[at], std, seed + at, device)
 
     a, bias, other = tensor(at_a, 1.0), tensor(at_bias, 1.0), tensor(at_other, 1.0)
     linear = offered.op in LINEARS
@@ -95,7 +98,7 @@ def make_operands(offered: CandidateList, seed: int) -> Operands:
     if linear:
         # A packed weight's strides are no strides: it is dense [N, K] when made.
         spec = TensorSpec(spec.sizes, (spec.sizes[1], 1), spec.dtype)
-    b = _tensor(spec, WEIGHT_STD if is_weight else 1.0, seed + at_b)
+    b = _tensor(spec, WEIGHT_STD if is_weight else 1.0, seed + at_b, device)
     if linear:
         b = b.t()
     assert a is not None
@@ -105,7 +108,7 @@ def make_operands(offered: CandidateList, seed: int) -> Operands:
     return Operands(a, b, bias, other, reference, is_weight)
 
 
-def _tensor(spec: TensorSpec, std: float, seed: int) -> "torch.Tensor":
+def _tensor(spec: TensorSpec, std: float, seed: int, device: str) -> "torch.Tensor":
     import torch
 
     dtype = getattr(torch, spec.dtype)
@@ -114,11 +117,11 @@ def _tensor(spec: TensorSpec, std: float, seed: int) -> "torch.Tensor":
         size if stride else 1
         for size, stride in zip(spec.sizes, spec.strides, strict=True)
     ]
-    values = torch.empty(sizes, dtype=dtype)
+    values = torch.empty(sizes, dtype=dtype, device=device)
     fill_random(values, seed=seed, std=std)
     if values.stride() == spec.strides:
         return values
-    laid_out = torch.empty_strided(sizes, spec.strides, dtype=dtype)
+    laid_out = torch.empty_strided(sizes, spec.strides, dtype=dtype, device=device)
     return laid_out.copy_(values).expand(spec.sizes)
 
 

@@ -14,12 +14,14 @@ class BuildOptions:
 
     model: str
     tokens: tuple[int, ...]
-    attention: Attention
+    attention: Attention | None
+    """None: what the device's serving uses."""
     policy: str
-    """"unfrozen" or "frozen"."""
+    """Of a CPU: "unfrozen" or "frozen"."""
     threads: int
     """OpenMP threads of serving."""
-    out: Path
+    out: Path | None
+    """None: named after the model and the target, here."""
     work: Path
     """Directory of journals and stages, kept between builds."""
     ray: str | None
@@ -28,6 +30,20 @@ class BuildOptions:
     """An older bundle whose times are taken where they are for the same list."""
     bake_passes: int
     """Fresh processes that a bake may take until one compiles nothing."""
+    device: str = "auto"
+    """"auto", "cpu" or "cuda"."""
+    target: str | None = None
+    """A shipped profile's name or a profile's file; None is the device at hand."""
+    compile_only: bool = False
+    """Whether to stop when the candidates are compiled, and pack their kernels."""
+    target_env: Path | None = None
+    """The environment that will serve: this one must be the same."""
+    search: str = "default"
+    """"default" or "exhaustive"."""
+    backends: tuple[str, ...] = ("ATEN", "TRITON")
+    """Of an accelerator, as Inductor names them."""
+    exclude: frozenset[str] = frozenset()
+    """Hashes of candidates that may not be tried."""
     fresh: bool = False
     """Whether what an earlier build of the same thing left is thrown away."""
     timing: TimingPlan = TimingPlan()  # noqa: RUF009 - frozen

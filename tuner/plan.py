@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.compat import require_torch
-from flytune.caches.policy import ServingPolicy, cpu_policy
+from flytune.caches.device_profile import (
+    DeviceProfile,
+    find_profile,
+    live_profile,
+)
+from flytune.caches.policy import ServingPolicy, cpu_policy, cuda_policy
 from flytune.caches.program import ProgramSpec
 from flytune.caches.target import Target
+from flytune.shapes.derive import Attention
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 from flytune.shapes.model_config import ModelConfig
@@ -25,6 +31,8 @@ GIB = 2**30
 _PROCESS_BYTES = 2.5 * GIB
 # The timed GEMM's weight: as made, packed twice, and one being packed.
 _TIMED_COPIES = 4
+# `is_big_gpu` in torch/_inductor/utils.py: a smaller one gets no templates.
+_LEAST_UNITS = 68
 _VERSIONED = ("transformers", "flytune")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -38,10 +46,14 @@ class Plan:
     program: ProgramSpec
     policy: ServingPolicy
     target: Target
+    profile: DeviceProfile | None
+    """Of the accelerator that is built for; None for the CPU."""
     needed_bytes: int
     """Memory that the largest stage takes, roughly."""
     work: Path
     """This build's own directory: the same build finds it again."""
+    out: Path
+    """Where the bundle will be."""
 
 
 def make_plan(options: BuildOptions) -> Plan:
@@ -52,35 +64,103 @@ def make_plan(options: BuildOptions) -> Plan:
             cannot be written, or memory is short.
     """
     require_torch()
-    _check_output(options.out)
+    profile = _profile(options)
+    attention = options.attention or ("eager" if profile is None else "sdpa")
     model = find_model(options.model)
     shapes = plan_shapes(
         model,
         tp=1,
         engine="transformers",
         tokens=options.tokens,
-        attention=options.attention,
+        attention=attention,
     )
-    policy = cpu_policy(
-        options.policy,
-        tokens=options.tokens,
+    policy = _policy(options, model, attention, profile)
+    program = ProgramSpec(json.loads(model.raw), attention, model.dtype)
+    target = Target.here(
         threads=options.threads,
-        attention=options.attention,
-        layers=model.num_hidden_layers,
+        hardware=None if profile is None else profile.hardware(),
     )
-    program = ProgramSpec(json.loads(model.raw), options.attention, model.dtype)
-    target = Target.here(threads=options.threads)
+    out = options.out or Path(
+        f"{Path(options.model).name.lower()}.{target.slug}.tar.zst"
+    )
+    _check_output(out)
     needed = needed_bytes(shapes, policy)
-    _check_memory(shapes, needed)
+    _check_memory(shapes, needed, profile)
     identity = {
         "program": program.to_json(),
         "policy": policy.to_json(),
         "target": target.to_json(),
+        "search": options.search,
         # Whose program, and whose lists of candidates, the work directory holds.
         "versions": [importlib.metadata.version(name) for name in _VERSIONED],
     }
     work = options.work / f"{model.name.lower()}-{_digest(identity)}"
-    return Plan(model, shapes, program, policy, target, needed, work)
+    return Plan(model, shapes, program, policy, target, profile, needed, work, out)
+
+
+def _profile(options: BuildOptions) -> DeviceProfile | None:
+    """Return the profile of the accelerator to build for; None for the CPU.
+
+    Raises:
+        FlytuneError: it is not here, unknown, or too small for Inductor to tune.
+    """
+    if options.target is not None:
+        profile: DeviceProfile | None = find_profile(options.target)
+    elif options.device == "cpu":
+        profile = None
+    else:
+        profile = live_profile()
+        if profile is None and options.device != "auto":
+            raise FlytuneError(
+                "no accelerator here, or torch cannot use it",
+                hint="name one with --target and --compile-only, or --device cpu",
+            )
+    if options.target is not None and not options.compile_only:
+        live = live_profile()
+        if profile is None or live is None or live.hardware() != profile.hardware():
+            found = "no accelerator" if live is None else live.product
+            raise FlytuneError(
+                f"the target is not here to be timed on: {options.target}, here is "
+                f"{found}",
+                hint="compile for it with --compile-only",
+            )
+    if profile is None and options.compile_only:
+        raise FlytuneError(
+            "nothing to compile for: --compile-only is for an accelerator",
+            hint="name one with --target",
+        )
+    if profile is not None and _units(profile) < _LEAST_UNITS:
+        raise FlytuneError(
+            f"Inductor does not tune on so small a device: {profile.product} has "
+            f"{_units(profile)} multiprocessors, and {_LEAST_UNITS} are needed"
+        )
+    return profile
+
+
+def _units(profile: DeviceProfile) -> int:
+    return int(profile.properties["multi_processor_count"])
+
+
+def _policy(
+    options: BuildOptions,
+    model: ModelConfig,
+    attention: Attention,
+    profile: DeviceProfile | None,
+) -> ServingPolicy:
+    if profile is not None:
+        return cuda_policy(
+            tokens=options.tokens,
+            threads=options.threads,
+            attention=attention,
+            backends=options.backends,
+        )
+    return cpu_policy(
+        options.policy,
+        tokens=options.tokens,
+        threads=options.threads,
+        attention=attention,
+        layers=model.num_hidden_layers,
+    )
 
 
 def needed_bytes(shapes: tuple[GemmShape, ...], policy: ServingPolicy) -> int:
@@ -122,8 +202,12 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return min(free, limit - used + counted.get("inactive_file", 0))
 
 
-def _check_memory(shapes: tuple[GemmShape, ...], needed: int) -> None:
+def _check_memory(
+    shapes: tuple[GemmShape, ...], needed: int, profile: DeviceProfile | None
+) -> None:
     free = free_bytes()
+    if profile is not None:
+        free = int(profile.properties["total_memory"])
     if needed > free:
         largest = max(shapes, key=lambda s: s.n * s.k + s.m * s.n * s.batch)
         raise FlytuneError(

@@ -7,24 +7,37 @@ stored under a probe would be served to others (a probe is in no key).
 """
 
 import functools
+import importlib.util
 import json
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from flytune.caches.child import die_with_parent
 from flytune.caches.compat import benchmark_key, precision_key, private, require_torch
-from flytune.caches.inductor import forget_graphs
+from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.inductor import (
+    forget_graphs,
+    system_info,
+    torch_key,
+    triton_key,
+    widen_search,
+)
 from flytune.caches.ledger_hooks import SELECT
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import Piece, ProgramSpec, build_program
+from flytune.caches.stand_in import fake_tensors, stand_in
 from flytune.tuner.candidate import (
     ATEN,
     CPP,
+    TRITON,
     Candidate,
     CandidateList,
+    Enumeration,
     Packing,
     TensorSpec,
 )
@@ -130,13 +143,19 @@ def _backend(choice: Any) -> str:
 
 def _candidate(choice: Any) -> Candidate:
     backend = _backend(choice)
+    source, packing = "", None
     if backend == ATEN:
         template = str(choice.name)
         config = {name: repr(value) for name, value in choice.kwargs.items()}
     else:
-        template = str(getattr(choice, "category", "") or choice.name)
+        # A Triton choice is numbered in the order of the process: "triton_mm_7".
+        numbered = re.sub(r"_\d+$", "", choice.name)
+        template = str(getattr(choice, "category", "") or numbered)
         config = {k: repr(v) for k, v in choice.info_dict().items() if k != "backend"}
-    packing = _packing(choice) if backend == CPP else None
+    if backend == CPP:
+        packing = _packing(choice)
+    elif backend == TRITON:
+        source = Path(choice.bmreq.module_path).read_text()
     if packing is not None:
         config["register_blocking"] = repr(packing.register_blocking)
         config["blocked"] = repr(packing.blocked)
@@ -145,8 +164,9 @@ def _candidate(choice: Any) -> Candidate:
         template=template,
         config=json.dumps(config, sort_keys=True),
         choice_hash=choice.hash_key(),
-        request=pickle.dumps(choice.bmreq),
+        request=pickle.dumps(getattr(choice, "bmreq", None)),
         packing=packing,
+        source=source,
     )
 
 
@@ -192,15 +212,25 @@ def main() -> None:
     request = json.loads(request_path.read_text())
     policy = ServingPolicy.from_json(request["policy"])
     policy.apply()
+    widen_search(request["search"])
+    absent = request.get("profile")
+    if absent is not None:
+        stand_in(DeviceProfile.from_json(absent))
     probe = Probe()
     probe.arm()
     import torch
 
-    pieces = build_program(ProgramSpec.from_json(request["program"]), seed=0)
-    with torch.no_grad():
-        probe.run(pieces, policy, seed=0)
+    spec = ProgramSpec.from_json(request["program"])
+    with torch.no_grad(), nullcontext() if absent is None else fake_tensors():
+        probe.run(build_program(spec, seed=0, device=policy.device), policy, seed=0)
     part = result_path.with_suffix(".part")
-    part.write_bytes(pickle.dumps(tuple(probe.lists)))
+    found = Enumeration(
+        tuple(probe.lists),
+        torch_key(),
+        triton_key() if importlib.util.find_spec("triton") else None,
+        system_info(),
+    )
+    part.write_bytes(pickle.dumps(found))
     part.replace(result_path)
 
 

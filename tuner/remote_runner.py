@@ -17,7 +17,7 @@ from flytune.tuner.cluster import (
     ray_failed,
     refuse_full_disk,
 )
-from flytune.tuner.runner import CpuRunner, Device
+from flytune.tuner.runner import Device, DeviceLostError, Runner
 from flytune.tuner.timing import TimingPlan
 
 
@@ -38,7 +38,7 @@ class _RunnerActor:
 
     def __init__(self, device: Device) -> None:
         own_cache_directory()
-        self._runner = CpuRunner(device)
+        self._runner = _local_runner(device)
 
     def ready(self) -> None:
         """Return once the process has torch and its ledger."""
@@ -51,6 +51,16 @@ class _RunnerActor:
 
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         return self._runner.measure(names, plan)
+
+
+def _local_runner(device: Device) -> Runner:
+    if device.kind == "cpu":
+        from flytune.tuner.cpu_runner import CpuRunner
+
+        return CpuRunner(device)
+    from flytune.tuner.cuda_runner import CudaRunner
+
+    return CudaRunner(device)
 
 
 class RunnerDiedError(Exception):
@@ -188,8 +198,11 @@ class RemoteRunner:
                 Status.TIMEOUT, f"no result in {deadline_s:g} s"
             ) from error
         except ray.exceptions.RayTaskError as error:
-            # A kernel raised while it was timed; the process is as well as before.
+            # A kernel raised while it was timed; the process may be as well as before.
             status, reason = failure(error.cause, Status.FAULT)
+            if isinstance(error.cause, DeviceLostError):
+                self._kill()
+                status, reason = Status.FAULT, str(error.cause)
             refuse_full_disk(reason)
             raise RunnerDiedError(status, reason) from error
         except ray.exceptions.OutOfMemoryError as error:
@@ -214,12 +227,16 @@ class RemoteRunner:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        env = {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}}
+        if self._device.kind != "cpu":
+            make = ray.remote(num_cpus=1, num_gpus=1, max_restarts=0)(_RunnerActor)
+            return make.options(runtime_env=env).remote(self._device)
         # On this host, which the bundle is for, and on all of its cores: nothing else
         # of ours may run while the device is timed.
         node, cores = own_cores(self._threads)
         make = ray.remote(num_cpus=cores, max_restarts=0)(_RunnerActor)
         return make.options(
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._threads)}},
+            runtime_env=env,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(self._device)
 

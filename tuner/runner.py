@@ -1,6 +1,7 @@
 """Run the built candidates of one task on a device, check them and time them."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,20 @@ from typing import Protocol
 
 from flytune.caches.ledger import Kind, Ledger
 from flytune.caches.records import Status
+from flytune.caches.triton_cache import is_group, relocated_group
 from flytune.tuner.accuracy import judge
-from flytune.tuner.candidate import BuildResult, RunResult, TuneTask, failure
-from flytune.tuner.kernels import Kernel, make_kernels
+from flytune.tuner.candidate import (
+    BuildResult,
+    Candidate,
+    RunResult,
+    TuneTask,
+    failure,
+)
+from flytune.tuner.kernels import Kernel
 from flytune.tuner.operands import Operands, UnsupportedError, make_operands
-from flytune.tuner.timing import TimingPlan, copies_needed, time_interleaved, unsound
+from flytune.tuner.timing import Race, TimingPlan, copies_needed, unsound
+
+_COMPILED = frozenset({Kind.CPP_COMPILED, Kind.TRITON_COMPILED})
 
 
 class Runner(Protocol):
@@ -34,6 +44,10 @@ class Runner(Protocol):
         """Time checked candidates against each other, in the order given."""
 
 
+class DeviceLostError(Exception):
+    """The process can use its device no more: a candidate has spoilt it for good."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """What the runner must know of the device."""
@@ -43,10 +57,12 @@ class Device:
     """Of the last-level cache."""
     rotation_bytes: int
     """Memory that all copies of a list's weight may take."""
+    kind: str = "cpu"
+    """torch's type: "cpu" or "cuda"."""
 
 
-class CpuRunner:
-    """Times on this process's CPU, with the threads of serving.
+class LocalRunner(ABC):
+    """What all runners share; times on a device of this very process.
 
     The process must have the policy's environment, and `TORCHINDUCTOR_CACHE_DIR` set
     to a directory of its own.
@@ -71,14 +87,20 @@ class CpuRunner:
         self._errors.clear()
         self._task, self._operands = task, None
         try:
-            self._operands = make_operands(task.offered, seed=1)
+            self._operands = make_operands(task.offered, 1, self._device.kind)
+            self._prepare(task, self._operands)
         except UnsupportedError as error:
             self._refusal = Status.UNSUPPORTED, str(error)
         except Exception as error:  # no operands: every candidate gets a row
+            self._operands = None
             self._refusal = failure(error, Status.UNSUPPORTED)
 
     def check(self, build: BuildResult) -> RunResult:
-        """Load one candidate, launch it twice and judge its output."""
+        """Load one candidate, launch it twice and judge its output.
+
+        Raises:
+            DeviceLostError: the candidate has spoilt the device for this process.
+        """
         name = build.choice_hash
         task, operands = self._task, self._operands
         if task is None or operands is None:
@@ -91,8 +113,7 @@ class CpuRunner:
             candidate = next(
                 c for c in task.offered.candidates if c.choice_hash == name
             )
-            copies = self._copies(operands)
-            kernels = make_kernels(candidate, task.offered, operands, copies)
+            kernels = self._make_kernels(candidate, task, operands)
             written = kernels[0]()
             first = written.clone()
             written.fill_(float("nan"))
@@ -101,7 +122,9 @@ class CpuRunner:
         except UnsupportedError as error:
             return RunResult(name, Status.UNSUPPORTED, str(error))
         except Exception as error:  # a candidate may fail in any way: it becomes a row
-            return RunResult(name, *failure(error, Status.FAULT))
+            status, reason = failure(error, Status.FAULT)
+            self._after_fault(reason)
+            return RunResult(name, status, reason)
         if self._compiled() > compiled:
             return RunResult(name, Status.FAULT, "reached the runner without a build")
         if fault:
@@ -109,35 +132,59 @@ class CpuRunner:
         self._kernels[name], self._errors[name] = kernels, worst
         return RunResult(name, Status.OK, rel_error=worst)
 
+    @abstractmethod
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         """Time checked candidates against each other, in the order given.
 
         Raises:
             KeyError: a name was not checked, or its check failed.
         """
-        assert self._operands is not None
-        samples = time_interleaved({name: self._kernels[name] for name in names}, plan)
-        method = _method(self._operands, self._copies(self._operands))
-        return tuple(self._timed(name, samples[name], method) for name in names)
 
-    def _timed(self, name: str, samples: tuple[float, ...], method: str) -> RunResult:
-        error = self._errors[name]
+    @abstractmethod
+    def _make_kernels(
+        self, candidate: Candidate, task: TuneTask, operands: Operands
+    ) -> tuple[Kernel, ...]:
+        """Return one launch for each copy of the weight."""
+
+    @abstractmethod
+    def _prepare(self, task: TuneTask, operands: Operands) -> None:
+        """Make what all candidates of a task share, beside the operands."""
+
+    @abstractmethod
+    def _after_fault(self, reason: str) -> None:
+        """Find out whether a candidate that failed has spoilt more than itself.
+
+        Raises:
+            DeviceLostError: it has.
+        """
+
+    def _timed(self, race: Race, name: str, method: str) -> RunResult:
+        samples, error = race.samples_us[name], self._errors[name]
         if fault := unsound(samples):
             return RunResult(name, Status.UNSTABLE, fault, rel_error=error)
         return RunResult(
-            name, Status.OK, samples_us=samples, rel_error=error, method=method
+            name,
+            Status.OK,
+            samples_us=samples,
+            rel_error=error,
+            method=method,
+            beaten=name in race.beaten,
         )
 
-    def _copies(self, operands: Operands) -> int:
+    def _copies(self, operands: Operands, holders: int) -> int:
+        """Return how many copies of the weight to take turns with.
+
+        Args:
+            holders: How many hold copies of their own at the same time.
+        """
         if not operands.is_weight:
             return 1
-        assert self._task is not None
         size = operands.b.element_size() * operands.b.numel()
-        share = self._device.rotation_bytes // len(self._task.offered.candidates)
+        share = self._device.rotation_bytes // holders
         return copies_needed(size, self._device.cache_bytes, share)
 
     def _compiled(self) -> int:
-        return sum(e.kind is Kind.CPP_COMPILED for e in self._ledger.events)
+        return sum(e.kind in _COMPILED for e in self._ledger.events)
 
 
 def place_files(files: Mapping[str, bytes]) -> None:
@@ -148,15 +195,11 @@ def place_files(files: Mapping[str, bytes]) -> None:
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_group(path):
+            siblings = [
+                other for other in files if Path(other).parent == Path(name).parent
+            ]
+            content = relocated_group(path, [Path(other).name for other in siblings])
         part = path.with_name(f".{path.name}.{os.getpid()}")
         part.write_bytes(content)
         part.replace(path)
-
-
-def _method(operands: Operands, copies: int) -> str:
-    """Say what was warm and what was not, for the record."""
-    if not operands.is_weight:
-        return "interleaved rounds, operands warm, packing of B included"
-    if copies == 1:
-        return "interleaved rounds, weight read from memory"
-    return f"interleaved rounds, {copies} weight copies in turn"

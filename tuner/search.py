@@ -3,19 +3,22 @@
 What is finished is on disk before the next begins; what is there is not done again.
 """
 
+import functools
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
-from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
+from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide, lone
 from flytune.tuner.journal import Journal
 from flytune.tuner.options import BuildOptions
+from flytune.tuner.overlap import Timed, timed_while_building
 from flytune.tuner.plan import Plan, free_bytes
 from flytune.tuner.progress import Progress
+from flytune.tuner.quarantine import NAME, Quarantine
 from flytune.tuner.recall import BuiltKernels, Recall
 from flytune.tuner.runner import Device
 from flytune.tuner.workers import Farm
@@ -59,50 +62,130 @@ def search(
     if recall.unreadable:
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
     if waiting:
-        with Farm(options.ray, plan.policy.env, options.deadlines) as farm:
-            built = _build(farm, waiting, BuiltKernels(plan.work / "built"), progress)
-            runner = farm.runner(cpu_device(plan), options.threads)
-            runner.start()
-            if warning := _until_quiet(options.threads):
-                progress.say(warning)
-            with progress.stage("time", len(waiting)) as stage:
-                for task in waiting:
-                    builds = [built[c.choice_hash] for c in task.offered.candidates]
-                    results = runner.run(task, builds, options.timing)
-                    decision = decide(task, builds, results)
-                    recall.keep(decision)
-                    decided[task.offered.key] = decision
-                    stage.advance(f"{task.shape}: {decision.winner.backend}")
+        profile = plan.profile
+        with Farm(options.ray, plan.policy.env, options.deadlines, profile) as farm:
+            device = device_of(plan)
+            quarantine = Quarantine(options.work / NAME, device.name, options.exclude)
+            work = _Work(farm, plan, options, progress, quarantine)
+            time_all = work.one_after_other if profile is None else work.overlapped
+            for task, builds, results in time_all(waiting, device):
+                for name in quarantine.add(results):
+                    progress.say(f"time: quarantined for later runs too: {name}")
+                decision = decide(task, builds, results)
+                recall.keep(decision)
+                decided[task.offered.key] = decision
     return tuple(decided[task.offered.key] for task in tasks)
 
 
-def _build(
-    farm: Farm, tasks: Sequence[TuneTask], store: BuiltKernels, progress: Progress
+def compile_all(
+    plan: Plan, tasks: Sequence[TuneTask], options: BuildOptions, progress: Progress
 ) -> Mapping[str, BuildResult]:
-    """Build each distinct candidate once, but what is stored."""
-    candidates = {c.choice_hash: c for t in tasks for c in t.offered.candidates}
-    results: dict[str, BuildResult] = {}
-    for name, candidate in candidates.items():
-        if candidate.backend == ATEN:
-            results[name] = BuildResult(name, Status.OK)
-        elif (stored := store.find(name)) is not None:
-            results[name] = stored
-    waiting = [c for name, c in candidates.items() if name not in results]
-    with progress.stage("build", len(waiting)) as stage:
-        for result in farm.build_all(waiting):
-            results[result.choice_hash] = result
-            store.keep(result)
-            stage.advance(result.reason)
-    return results
+    """Build every candidate of every list, by choice hash, and time none.
+
+    Raises:
+        FlytuneError: Ray cannot be had.
+    """
+    with Farm(options.ray, plan.policy.env, options.deadlines, plan.profile) as farm:
+        device = device_of(plan).name
+        quarantine = Quarantine(options.work / NAME, device, options.exclude)
+        return _Work(farm, plan, options, progress, quarantine).built(tasks)
 
 
-def cpu_device(plan: Plan) -> Device:
-    """Return this host's CPU as the runner must know it."""
+class _Work:
+    """Builds and times lists with the workers of one farm."""
+
+    def __init__(
+        self,
+        farm: Farm,
+        plan: Plan,
+        options: BuildOptions,
+        progress: Progress,
+        quarantine: Quarantine,
+    ) -> None:
+        self._farm, self._store = farm, BuiltKernels(plan.work / "built")
+        self._options, self._progress = options, progress
+        self._quarantine = quarantine
+
+    def one_after_other(
+        self, tasks: Sequence[TuneTask], device: Device
+    ) -> Iterator[Timed]:
+        """Build all, and then time: on a CPU both would take the same cores."""
+        built = self.built(tasks)
+        (runner,) = self._farm.runners(device, self._options.threads)
+        runner.start()
+        if warning := _until_quiet(self._options.threads):
+            self._progress.say(warning)
+        with self._progress.stage("time", len(tasks)) as stage:
+            for task in tasks:
+                builds = tuple(built[c.choice_hash] for c in task.offered.candidates)
+                results = runner.run(task, builds, self._options.timing)
+                yield Timed(task, builds, results)
+                stage.advance(str(task.shape))
+
+    def built(self, tasks: Sequence[TuneTask]) -> Mapping[str, BuildResult]:
+        """Build each distinct candidate once, but what is stored."""
+        built, candidates = self._stored(tasks)
+        with self._progress.stage("build", len(candidates)) as stage:
+            for result in self._building(candidates):
+                built[result.choice_hash] = result
+                stage.advance(result.reason)
+        return built
+
+    def overlapped(self, tasks: Sequence[TuneTask], device: Device) -> Iterator[Timed]:
+        """Time on every accelerator of the cluster what is built by then."""
+        built, candidates = self._stored(tasks)
+        runs = [
+            functools.partial(runner.run, plan=self._options.timing)
+            for runner in self._farm.runners(device, threads=1)
+        ]
+        with self._progress.stage("tune", len(candidates) + len(tasks)) as stage:
+
+            def building() -> Iterator[BuildResult]:
+                for result in self._building(candidates):
+                    stage.advance(result.reason)
+                    yield result
+
+            for timed in timed_while_building(tasks, built, building(), runs):
+                if any(result.disturbed for result in timed.results):
+                    now = self._farm.throttle()
+                    self._progress.say(f"time: disturbed; {now} builds at once now")
+                yield timed
+                stage.advance(str(timed.task.shape))
+
+    def _building(self, candidates: Sequence[Candidate]) -> Iterator[BuildResult]:
+        for result in self._farm.build_all(candidates):
+            self._store.keep(result)
+            yield result
+
+    def _stored(
+        self, tasks: Sequence[TuneTask]
+    ) -> tuple[dict[str, BuildResult], list[Candidate]]:
+        """Return what needs no building, and what does: each candidate once."""
+        candidates = {c.choice_hash: c for t in tasks for c in t.offered.candidates}
+        built: dict[str, BuildResult] = {}
+        for task in tasks:
+            built |= self._quarantine.refusals(task)
+        for name, candidate in candidates.items():
+            if name in built:
+                continue
+            if candidate.backend == ATEN:
+                built[name] = BuildResult(name, Status.OK)
+            elif (stored := self._store.find(name)) is not None:
+                built[name] = stored
+        return built, [c for name, c in candidates.items() if name not in built]
+
+
+def device_of(plan: Plan) -> Device:
+    """Return the target's device as the runner must know it."""
     hardware = plan.target.hardware
-    cache = hardware.get("l3_bytes") or hardware.get("l2_bytes")
+    if plan.profile is not None:
+        memory = int(plan.profile.properties["total_memory"])
+        cache = int(plan.profile.properties["L2_cache_size"])
+        return Device(plan.profile.product, cache, memory // 4, plan.profile.kind)
+    cpu_cache = hardware.get("l3_bytes") or hardware.get("l2_bytes")
     return Device(
         name=str(hardware.get("product") or platform.machine()),
-        cache_bytes=cache if isinstance(cache, int) else _DEFAULT_CACHE_BYTES,
+        cache_bytes=cpu_cache if isinstance(cpu_cache, int) else _DEFAULT_CACHE_BYTES,
         # The operands, and packing them, take memory too.
         rotation_bytes=free_bytes() // 2,
     )

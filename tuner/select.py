@@ -68,12 +68,21 @@ def fixed_order(candidate: Candidate) -> tuple[bool, str, str, str]:
 
 def tied_with_fastest(samples_us: Mapping[str, Sequence[float]]) -> frozenset[str]:
     """Return the candidates that are not surely slower than the fastest."""
+    return frozenset(samples_us) - beaten(samples_us)
+
+
+def beaten(
+    samples_us: Mapping[str, Sequence[float]], band: float = TIE_BAND
+) -> frozenset[str]:
+    """Return the candidates that are surely slower than the fastest, by over `band`."""
+    if not samples_us:
+        return frozenset()
     fastest = _fastest(samples_us)
     best = samples_us[fastest]
     return frozenset(
         name
         for name, samples in samples_us.items()
-        if name == fastest or not _surely_slower(samples, best)
+        if name != fastest and _surely_slower(samples, best, band)
     )
 
 
@@ -87,7 +96,7 @@ def undecided(samples_us: Mapping[str, Sequence[float]]) -> bool:
     fastest = _fastest(samples_us)
     best = samples_us[fastest]
     for name, samples in samples_us.items():
-        if name == fastest or _surely_slower(samples, best):
+        if name == fastest or _surely_slower(samples, best, TIE_BAND):
             continue
         difference, _ = _difference(samples, best)
         if difference > TIE_BAND * statistics.median(best):
@@ -99,10 +108,12 @@ def _fastest(samples_us: Mapping[str, Sequence[float]]) -> str:
     return min(samples_us, key=lambda name: (statistics.median(samples_us[name]), name))
 
 
-def _surely_slower(samples: Sequence[float], best: Sequence[float]) -> bool:
+def _surely_slower(
+    samples: Sequence[float], best: Sequence[float], band: float
+) -> bool:
     difference, error = _difference(samples, best)
-    band = TIE_BAND * statistics.median(best)
-    return difference - SURE * error > 0 and difference > band
+    far = difference > band * statistics.median(best)
+    return far and difference - SURE * error > 0
 
 
 def _difference(samples: Sequence[float], best: Sequence[float]) -> tuple[float, float]:

@@ -4,16 +4,18 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flytune.caches.manifest import Manifest
+from flytune.caches.policy import CUDA_POLICY
 from flytune.caches.verify import Verdict
 
 if TYPE_CHECKING:
-    from flytune.tuner.build import Built
+    from flytune.tuner.publish import Built
 
-# What each CPU policy can tune, for the person who chose one.
+# What each policy can tune, for the person who chose one.
 POLICY_NOTES = {
     "unfrozen": "graphs are cached; linears offer one candidate, bmm two",
     "frozen": "linears and bmm offer two candidates; torch caches no such graph "
     "and lowers each again at every start",
+    CUDA_POLICY: "as torch.compile's mode of that name",
 }
 
 
@@ -25,13 +27,25 @@ def built_text(built: "Built") -> str:
         f"{manifest.model['name']} for {manifest.target['hardware']['product']}",
         f"policy {policy}: {POLICY_NOTES.get(policy, '')}",
         "",
+        *_result_lines(built),
+        f"bundle  {built.out}",
+    ]
+    return "\n".join(lines)
+
+
+def _result_lines(built: "Built") -> list[str]:
+    manifest = built.manifest
+    if built.verdict is None:
+        return [
+            f"compiled for {manifest.coverage['lists']} lists; nothing was timed",
+            "        where the device is: flytune build --from BUNDLE",
+        ]
+    return [
         *_winner_lines(manifest.winners),
         "",
         *_coverage_lines(manifest),
         *verdict_lines(built.verdict),
-        f"bundle  {built.out}",
     ]
-    return "\n".join(lines)
 
 
 def _winner_lines(winners: Iterable[Mapping[str, Any]]) -> list[str]:

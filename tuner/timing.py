@@ -1,20 +1,26 @@
 """Time the candidates of one list against each other, so that noise cannot choose.
 
 All candidates take turns in rounds, forwards and backwards, so that a drift of the
-machine meets them alike; each round gives one sample a candidate. Rounds go on while
-the leaders cannot be told apart, up to a limit.
+machine meets them alike; each round gives one sample a candidate. A candidate that is
+surely beaten races no further, so that a long list costs little more than its leaders;
+rounds go on while the leaders cannot be told apart, up to a limit.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flytune.tuner.select import undecided
+from flytune.tuner.select import beaten, undecided
 
 Clock = Callable[[], float]
 """Returns seconds."""
+FAR = 0.1
+"""Share of the fastest by which a candidate is beaten after the rough rounds."""
+Sampler = Callable[[], float]
+"""Launches a candidate some times and returns the mean in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +29,70 @@ class TimingPlan:
 
     warm_up: int = 3
     """Calls of each candidate that are not counted."""
+    rough_rounds: int = 5
+    """Rounds before candidates that are beaten by far race no further."""
     rounds: int = 15
     """Rounds before each look at the samples; at least 9. A look at every round
     would find a difference by chance sooner or later."""
-    max_rounds: int = 45
+    max_rounds: int = 150
     min_sample_us: float = 200.0
     """A sample repeats the call until it takes about this long."""
     max_seconds: float = 30.0
     """Stop adding rounds after this long, whatever is undecided."""
 
 
+@dataclass(frozen=True, slots=True)
+class Race:
+    """The samples of one list, in microseconds, one a round and candidate."""
+
+    samples_us: Mapping[str, tuple[float, ...]]
+    """Rounds are aligned; one that was beaten has fewer."""
+    beaten: frozenset[str]
+    """Candidates that raced no further, surely slower than another."""
+
+
 def time_interleaved(
+    samplers: Mapping[str, Sampler],
+    plan: TimingPlan,
+    clock: Clock = time.perf_counter,
+) -> Race:
+    """Let the candidates race.
+
+    Args:
+        samplers: By candidate.
+        plan: How long to measure.
+        clock: A stand-in makes the timing of synthetic kernels exact.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    racing = list(samplers)
+    start = clock()
+    for round_ in range(plan.max_rounds):
+        for name in racing if round_ % 2 == 0 else reversed(racing):
+            samples[name].append(samplers[name]())
+        done = round_ + 1
+        if done == plan.rough_rounds:
+            out = beaten(_sound(samples), FAR)
+            racing = [name for name in racing if name not in out]
+        if done >= plan.rounds and clock() - start > plan.max_seconds:
+            break
+        if done % plan.rounds == 0:
+            leaders = _sound({name: samples[name] for name in racing})
+            if not undecided(leaders):
+                break
+            out = beaten(leaders)
+            racing = [name for name in racing if name not in out]
+    return Race(
+        {name: tuple(values) for name, values in samples.items()},
+        frozenset(samples) - frozenset(racing),
+    )
+
+
+def wall_samplers(
     kernels: Mapping[str, Sequence[Callable[[], Any]]],
     plan: TimingPlan,
     clock: Clock = time.perf_counter,
-) -> dict[str, tuple[float, ...]]:
-    """Return the samples of each candidate in microseconds, one a round.
+) -> dict[str, Sampler]:
+    """Return samplers of launches that end before they return, warmed up.
 
     Args:
         kernels: By candidate, the same launch over copies of its weight; a sample
@@ -46,24 +100,14 @@ def time_interleaved(
         plan: How long to measure.
         clock: A stand-in makes the timing of synthetic kernels exact.
     """
-    turns = {name: _Turns(launches) for name, launches in kernels.items()}
-    repeats = {}
-    for name, turn in turns.items():
+    samplers: dict[str, Sampler] = {}
+    for name, launches in kernels.items():
+        turn = _Turns(launches)
         for _ in range(plan.warm_up):
             turn()
-        repeats[name] = _repeats(_sample_us(turn, 1, clock), plan)
-    samples: dict[str, list[float]] = {name: [] for name in kernels}
-    order = list(kernels)
-    start = clock()
-    for round_ in range(plan.max_rounds):
-        for name in order if round_ % 2 == 0 else reversed(order):
-            samples[name].append(_sample_us(turns[name], repeats[name], clock))
-        done = round_ + 1
-        if done >= plan.rounds and clock() - start > plan.max_seconds:
-            break
-        if done % plan.rounds == 0 and not undecided(_sound(samples)):
-            break
-    return {name: tuple(values) for name, values in samples.items()}
+        repeats = repeats_needed(_sample_us(turn, 1, clock), plan)
+        samplers[name] = functools.partial(_sample_us, turn, repeats, clock)
+    return samplers
 
 
 def unsound(samples_us: Sequence[float]) -> str:
@@ -81,7 +125,7 @@ def _sound(samples: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {name: taken for name, taken in samples.items() if not unsound(taken)}
 
 
-def _repeats(once_us: float, plan: TimingPlan) -> int:
+def repeats_needed(once_us: float, plan: TimingPlan) -> int:
     """Return how many calls make a sample; one that has no time is called once."""
     if unsound([once_us]):
         return 1

@@ -5,10 +5,14 @@ dies or hangs costs the candidate that it held, and that becomes a result.
 """
 
 import math
+import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.records import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.builder import build
@@ -30,10 +34,23 @@ class Farm:
     """A Ray cluster that was joined, or a local one that ends with this context."""
 
     def __init__(
-        self, address: str | None, env: Mapping[str, str], deadlines: Deadlines
+        self,
+        address: str | None,
+        env: Mapping[str, str],
+        deadlines: Deadlines,
+        profile: DeviceProfile | None = None,
     ) -> None:
-        self._deadlines = deadlines
+        """Join when this context is entered.
+
+        Args:
+            address: Of a running cluster; None starts one on this host.
+            env: What every worker's environment holds.
+            deadlines: How long to wait for a worker.
+            profile: Of the accelerator that is built for; None for the CPU.
+        """
+        self._deadlines, self._profile = deadlines, profile
         self._session = joined(address, {**env, **_WORKER_ENV})
+        self._most = math.inf
 
     def __enter__(self) -> "Farm":
         self._session.__enter__()
@@ -53,19 +70,23 @@ class Farm:
         """
         import ray
 
-        remote = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(
-            _build_in_worker
-        )
+        remote = ray.remote(
+            **_needs(ray.nodes()), max_retries=0, num_returns="streaming"
+        )(_build_in_worker)
+        if self._profile is not None:
+            blind = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
+            remote = remote.options(runtime_env=blind)
         waiting = list(reversed(candidates))
         running: dict[Any, tuple[str, float]] = {}
-        slots = int(ray.cluster_resources().get("CPU", 0))
+        slots = _slots(ray.nodes())
         if waiting and slots < 1:
             raise FlytuneError("no node of the Ray cluster has a core to build on")
         while waiting or running:
-            while waiting and len(running) < slots:
+            while waiting and len(running) < min(slots, self._most):
                 candidate = waiting.pop()
+                stream = remote.remote(candidate, self._profile)
                 # Others may use the cluster: the clock starts when the task does.
-                running[remote.remote(candidate)] = (candidate.choice_hash, math.inf)
+                running[stream] = (candidate.choice_hash, math.inf)
             done, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
             for stream in done:
                 name, _ = running.pop(stream)
@@ -81,11 +102,39 @@ class Farm:
                     seconds = self._deadlines.build_s
                     yield BuildResult(name, Status.TIMEOUT, f"no result in {seconds} s")
 
-    def runner(self, device: Device, threads: int) -> RemoteRunner:
-        """Return the handle of a device's actor, started at its first use."""
-        return RemoteRunner(device, threads, self._deadlines)
+    def throttle(self) -> int:
+        """Build half as many at once from now on; return how many that is."""
+        import ray
+
+        slots = _slots(ray.nodes())
+        self._most = max(1, int(min(slots, self._most)) // 2)
+        return self._most
+
+    def runners(self, device: Device, threads: int) -> tuple[RemoteRunner, ...]:
+        """Return a handle for each device's actor, started at its first use.
+
+        Raises:
+            FlytuneError: the cluster has no such device.
+        """
+        import ray
+
+        count = 1
+        if device.kind != "cpu":
+            count = int(ray.cluster_resources().get("GPU", 0))
+        if count < 1:
+            raise FlytuneError(
+                f"no node of the Ray cluster has a device: {device.name}",
+                hint="start Ray where it sees one, or leave --ray out",
+            )
+        return tuple(
+            RemoteRunner(device, threads, self._deadlines) for _ in range(count)
+        )
 
 
+# A compiler, and torch beside it: a node builds no more at once than its memory holds.
+_BUILD_BYTES = 2**30
+# What a compilation may add to its process, beyond which it fails as out of memory.
+_BUILD_CAP_BYTES = 8 * 2**30
 _WORKER_ENV = {
     # The candidates were listed under this instruction set: building needs no probe.
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
@@ -93,11 +142,52 @@ _WORKER_ENV = {
 }
 
 
-def _build_in_worker(candidate: Candidate) -> Iterator[BuildResult | None]:
+def _slots(nodes: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many builds the cluster's cores and memory allow at once."""
+    bytes_each = _needs(nodes).get("memory", 0)
+    slots = 0
+    for node in nodes:
+        resources = node["Resources"] if node["Alive"] else {}
+        cores = int(resources.get("CPU", 0))
+        memory = resources.get("memory", 0)
+        slots += min(cores, int(memory // bytes_each)) if bytes_each else cores
+    return slots
+
+
+def _needs(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what Ray must have free on a node to start a build there.
+
+    Memory is left out where no node declares enough of it for a single build.
+    """
+    declared = [node["Resources"].get("memory", 0) for node in nodes if node["Alive"]]
+    if max(declared, default=0) < _BUILD_BYTES:
+        return {"num_cpus": 1}
+    return {"num_cpus": 1, "memory": _BUILD_BYTES}
+
+
+@contextmanager
+def _memory_cap() -> Iterator[None]:
+    """Let this process and its compilers take so much more data, and no more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    cap = pages * resource.getpagesize() + _BUILD_CAP_BYTES
+    if hard != resource.RLIM_INFINITY:
+        cap = min(cap, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (cap, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _build_in_worker(
+    candidate: Candidate, profile: DeviceProfile | None
+) -> Iterator[BuildResult | None]:
     """Yield None at once, which starts the driver's clock, and then the result."""
     yield None
     own_cache_directory()
-    result = build(candidate)
+    with _memory_cap():
+        result = build(candidate, profile)
     # Compilers say in words of their own, and far down, that the disk is full.
     if result.status is not Status.OK and (reason := full_disk()):
         result = BuildResult(candidate.choice_hash, Status.FAULT, reason)

@@ -89,7 +89,8 @@ def _compare(first: list[TuningRecord], second: list[TuningRecord]) -> dict[str,
 
 
 def _tied(records: list[TuningRecord], winner: TuningRecord) -> bool:
-    samples = {r.choice_hash: r.samples_us for r in records if r.samples_us}
+    raced = [r for r in records if r.samples_us and r.pruned_by is None]
+    samples = {r.choice_hash: r.samples_us for r in raced}
     return winner.choice_hash in tied_with_fastest(samples)
 
 

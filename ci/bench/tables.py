@@ -82,6 +82,25 @@ def _build_cost(result: Result) -> str:
     return "\n".join(lines)
 
 
+def _agreement(result: Result) -> str:
+    row = result["figures"]
+    return (
+        f"Two independent builds of {row['model']} ({row['policy']}, tokens "
+        f"{row['tokens']}): {row['same_winner']} of {row['lists']} lists have the same "
+        f"winner, {row['agreement']} agree within ties."
+    )
+
+
+def _install_time(result: Result) -> str:
+    row = result["figures"]
+    return (
+        f"`flytune.caches.install` of a bundle that is unpacked already "
+        f"({row['bundle_bytes'] / 1e6:.1f} MB, {row['files']} files), its import "
+        f"included: {1e3 * row['install_s']:.0f} ms; a plain copy of the directory: "
+        f"{1e3 * row['copy_s']:.0f} ms."
+    )
+
+
 def _source(result: Result) -> str:
     versions = result["versions"]
     return (
@@ -93,6 +112,8 @@ def _source(result: Result) -> str:
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "first_call": _first_call,
     "build_cost": _build_cost,
+    "agreement": _agreement,
+    "install_time": _install_time,
 }
 
 if __name__ == "__main__":

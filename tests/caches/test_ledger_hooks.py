@@ -87,7 +87,7 @@ def test_triton_and_coordinate_descent_are_counted() -> None:
     results, events = json.loads(run_python(STUBS).splitlines()[-1])
     assert results == ["compiled", "timed", "descended"]
     assert [event[:2] for event in events] == [
-        ["triton_compiled", "kernel"],
+        ["triton_loaded", "kernel"],
         ["triton_tuned", "kernel"],
         ["coordinate_descent", ""],
     ]

@@ -11,7 +11,8 @@ import pytest
 from fakes import task_of
 
 from flytune.tuner.candidate import BuildResult, CandidateList, TuneTask
-from flytune.tuner.runner import CpuRunner, Device
+from flytune.tuner.cpu_runner import CpuRunner
+from flytune.tuner.runner import Device
 from flytune.tuner.workers import Deadlines, Farm
 
 TESTS = Path(__file__).parents[1]

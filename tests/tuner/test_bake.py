@@ -17,10 +17,11 @@ from flytune.shapes.errors import FlytuneError
 from flytune.shapes.registry import find_model
 from flytune.tuner import bake as stage
 from flytune.tuner.bake import Bake, bake
-from flytune.tuner.build import Built, _manifest
+from flytune.tuner.candidate import Enumeration
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
+from flytune.tuner.publish import Built, Made, _manifest
 from flytune.tuner.summary import built_text
 from flytune.tuner.tasks import Coverage
 
@@ -47,8 +48,25 @@ def plan_in(folder: Path, target: Target, policy: str) -> Plan:
         program=ProgramSpec(json.loads(model.raw), "eager"),
         policy=cpu_policy(policy, tokens=(1,), threads=1, attention="eager"),
         target=target,
+        profile=None,
         needed_bytes=0,
         work=folder / "work",
+        out=folder / "work" / "bundle",
+    )
+
+
+def options_of(plan: Plan, bake_passes: int) -> BuildOptions:
+    return BuildOptions(
+        model="Qwen3-4B",
+        tokens=(1,),
+        attention="eager",
+        policy=plan.policy.name,
+        threads=1,
+        out=plan.out,
+        work=plan.work,
+        ray=None,
+        from_bundle=None,
+        bake_passes=bake_passes,
     )
 
 
@@ -73,12 +91,17 @@ def baked(
 ) -> Bake:
     """Bake where each pass does the next of `passes`, and more of the last."""
 
-    def run(_: Plan, cache_dir: Path, number: int) -> dict[str, Any]:
+    def run(
+        _: Plan, cache_dir: Path, number: int, search: str, *, again: bool
+    ) -> dict[str, Any]:
         assert cache_dir.is_dir()
+        assert search == "default"
+        # What a pass stores itself proves nothing.
+        assert again == (number > 1)
         return result(passes[min(number, len(passes)) - 1])
 
     monkeypatch.setattr(stage, "_run", run)
-    return bake(plan, (), {"hash": "5e1f"}, max_passes, Progress())
+    return bake(plan, (), {"hash": "5e1f"}, options_of(plan, max_passes), Progress())
 
 
 def test_a_bake_ends_when_a_fresh_process_does_nothing(
@@ -124,19 +147,9 @@ def test_a_bake_that_never_settles_says_so(
 
 def manifest_of(plan: Plan, made: Bake) -> Manifest:
     """The manifest of a build that offered no list."""
-    options = BuildOptions(
-        model="Qwen3-4B",
-        tokens=(1,),
-        attention="eager",
-        policy=plan.policy.name,
-        threads=1,
-        out=plan.work / "bundle",
-        work=plan.work,
-        ray=None,
-        from_bundle=None,
-        bake_passes=3,
-    )
-    return _manifest(plan, Coverage((), (), ()), (), made, options)
+    found = Enumeration((), "ab", None, {})
+    whole = Made(plan, options_of(plan, 3), found, Coverage((), (), ()))
+    return _manifest(whole, (), made)
 
 
 @pytest.mark.parametrize("policy", ["unfrozen", "frozen"])

@@ -154,7 +154,7 @@ def test_sources_of_mere_candidates_are_left_out(
     (path,) = frozen_build.work.glob("*/lists.pickle")
     candidates = {
         pickle.loads(candidate.request).source_code
-        for offered in pickle.loads(path.read_bytes())
+        for offered in pickle.loads(path.read_bytes()).lists
         for candidate in offered.candidates
         if candidate.backend == CPP
     }
@@ -220,7 +220,7 @@ def test_records_hold_every_candidate(frozen_build: Build, tmp_path: Path) -> No
     (path,) = frozen_build.work.glob("*/lists.pickle")
     offered = {
         (one.op, one.inputs_key, candidate.choice_hash)
-        for one in pickle.loads(path.read_bytes())
+        for one in pickle.loads(path.read_bytes()).lists
         for candidate in one.candidates
     }
     records = read_records(folder / "records.parquet")

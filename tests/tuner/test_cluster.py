@@ -54,7 +54,8 @@ def test_a_local_ray_leaves_nothing_behind(
     expected = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
     with expected, Farm(None, {}, Deadlines()) as farm:
         made = task([library()])
-        (result,) = farm.runner(DEVICE, threads=2).run(made, built(made), QUICK)
+        (runner,) = farm.runners(DEVICE, threads=2)
+        (result,) = runner.run(made, built(made), QUICK)
         assert result.status is Status.OK
         inside = temporaries() - directories
         assert list(next(iter(inside)).glob("session_*/flytune-*/worker-*"))
@@ -96,7 +97,7 @@ def test_a_joined_cluster_shares_the_work_and_is_left_clean(
         own, cores = own_cores(4)
         assert cores == 1  # as many as the node has
         assert own == ray.get_runtime_context().get_node_id()
-        runner = farm.runner(DEVICE, threads=2)
+        (runner,) = farm.runners(DEVICE, threads=2)
         for one in chosen:
             builds = [
                 results.get(c.choice_hash, BuildResult(c.choice_hash, Status.OK))

@@ -7,9 +7,10 @@ from fakes import UNPACKED, candidate, library, offered
 
 from flytune.tuner.accuracy import judge
 from flytune.tuner.candidate import BuildResult, CandidateList, TensorSpec, TuneTask
+from flytune.tuner.cpu_runner import CpuRunner
 from flytune.tuner.kernels import make_kernels
 from flytune.tuner.operands import UnsupportedError, make_operands
-from flytune.tuner.runner import CpuRunner, place_files
+from flytune.tuner.runner import place_files
 
 
 def test_every_copy_of_every_real_candidate_is_right(

@@ -8,14 +8,14 @@ import pytest
 from builds import Build, unpacked
 
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.candidate import ATEN, CPP, CandidateList
+from flytune.tuner.candidate import ATEN, CPP, CandidateList, Enumeration
 from flytune.tuner.probe import Lowered, _until_lowered
 
 
 def lists_of(build: Build) -> tuple[CandidateList, ...]:
     (path,) = build.work.glob("*/lists.pickle")
-    lists: tuple[CandidateList, ...] = pickle.loads(path.read_bytes())
-    return lists
+    found: Enumeration = pickle.loads(path.read_bytes())
+    return found.lists
 
 
 def test_every_size_and_piece_is_lowered(unfrozen_build: Build) -> None:

@@ -65,8 +65,10 @@ def plan_in(folder: Path, target: Target) -> Plan:
         program=ProgramSpec(json.loads(model.raw), "eager"),
         policy=cpu_policy("frozen", tokens=(17,), threads=2, attention="eager"),
         target=target,
+        profile=None,
         needed_bytes=0,
         work=folder,
+        out=folder / "bundle",
     )
 
 

@@ -7,7 +7,7 @@ from fakes import candidate, library
 
 from flytune.tuner.candidate import ATEN, Candidate
 from flytune.tuner.select import choose, fixed_order, spread, tied_with_fastest
-from flytune.tuner.timing import TimingPlan, time_interleaved
+from flytune.tuner.timing import TimingPlan, time_interleaved, wall_samplers
 
 ATEN_MM = library()
 CPP_MM = candidate("template")
@@ -29,11 +29,12 @@ def winner(
 
     # A sample a call: nothing averages the noise away.
     plan = TimingPlan(min_sample_us=1e-3, max_seconds=1e9)
-    samples = time_interleaved(
-        {name: [kernel(cost)] for name, cost in costs_us.items()}, plan, lambda: now
-    )
+    kernels = {name: [kernel(cost)] for name, cost in costs_us.items()}
+    samplers = wall_samplers(kernels, plan, lambda: now)
+    race = time_interleaved(samplers, plan, lambda: now)
     known = {c.choice_hash: c for c in (ATEN_MM, CPP_MM)}
-    return choose([known[name] for name in costs_us], samples).choice_hash
+    survivors = [known[name] for name in costs_us if name not in race.beaten]
+    return choose(survivors, race.samples_us).choice_hash
 
 
 def steady(mean: float, sigma: float) -> Callable[[random.Random, float], float]:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from flytune.tuner.timing import (
+    Race,
     TimingPlan,
     copies_needed,
     time_interleaved,
     unsound,
+    wall_samplers,
 )
 
 PLAN = TimingPlan(max_seconds=1e9)
@@ -32,26 +34,68 @@ class Bench:
 
         return launch
 
+    def race(
+        self, kernels: Mapping[str, list[Callable[[], None]]], plan: TimingPlan
+    ) -> Race:
+        samplers = wall_samplers(kernels, plan, self.clock)
+        return time_interleaved(samplers, plan, self.clock)
+
+
+def raced(costs_us: Mapping[str, Callable[[], float]], plan: TimingPlan = PLAN) -> Race:
+    bench = Bench()
+    kernels = {name: [bench.kernel(name, cost)] for name, cost in costs_us.items()}
+    return bench.race(kernels, plan)
+
 
 def timed(
     costs_us: Mapping[str, Callable[[], float]], plan: TimingPlan = PLAN
-) -> dict[str, tuple[float, ...]]:
-    bench = Bench()
-    kernels = {name: [bench.kernel(name, cost)] for name, cost in costs_us.items()}
-    return time_interleaved(kernels, plan, bench.clock)
+) -> Mapping[str, tuple[float, ...]]:
+    return raced(costs_us, plan).samples_us
 
 
 def test_exact_kernels_are_timed_exactly() -> None:
-    samples = timed({"a": lambda: 10.0, "b": lambda: 30.0})
+    samples = timed({"a": lambda: 10.0, "b": lambda: 10.5})
     assert samples["a"] == pytest.approx([10.0] * PLAN.rounds)
-    assert samples["b"] == pytest.approx([30.0] * PLAN.rounds)
+    assert samples["b"] == pytest.approx([10.5] * PLAN.rounds)
+
+
+def test_what_is_beaten_by_far_races_no_further() -> None:
+    costs = {"a": lambda: 10.0, "far": lambda: 30.0, "near": lambda: 10.5}
+    race = raced(costs)
+    assert {name: len(samples) for name, samples in race.samples_us.items()} == {
+        "a": PLAN.rounds,
+        "far": PLAN.rough_rounds,
+        "near": PLAN.rounds,
+    }
+    assert race.beaten == {"far"}
+
+
+def test_the_race_narrows_to_what_is_undecided() -> None:
+    costs = {
+        "a": lambda: 10.0,
+        "clear": lambda: 10.5,
+        "noisy": swinging(10.4, 0.6),
+    }
+    race = raced(costs, TimingPlan(warm_up=1, min_sample_us=1.0, max_seconds=1e9))
+    assert race.beaten == {"clear"}
+    lengths = {name: len(samples) for name, samples in race.samples_us.items()}
+    assert lengths["clear"] == PLAN.rounds < lengths["noisy"] == lengths["a"]
+
+
+def test_a_slow_start_beats_nobody() -> None:
+    calls = itertools.count()
+    # Slow in its first sample, as a kernel that is loaded then.
+    costs = {"a": lambda: 50.0 if next(calls) < 8 else 9.5, "b": lambda: 10.0}
+    race = raced(costs)
+    assert race.samples_us["a"][0] > 20.0
+    assert race.beaten == frozenset()
 
 
 def test_order_of_a_round_turns_and_warm_up_is_not_counted() -> None:
     bench = Bench()
     plan = TimingPlan(warm_up=2, rounds=9, max_rounds=9, min_sample_us=1.0)
     kernels = {n: [bench.kernel(n, lambda: 10.0)] for n in "ab"}
-    samples = time_interleaved(kernels, plan, bench.clock)
+    samples = bench.race(kernels, plan).samples_us
     before = "aaa" + "bbb"  # two warm-up calls and one to learn the repeats
     assert "".join(bench.calls) == before + ("abba" * 5)[: 2 * 9]
     assert [len(values) for values in samples.values()] == [9, 9]
@@ -60,7 +104,7 @@ def test_order_of_a_round_turns_and_warm_up_is_not_counted() -> None:
 def test_sample_repeats_short_calls_until_it_is_long_enough() -> None:
     bench = Bench()
     plan = TimingPlan(warm_up=0, rounds=9, max_rounds=9, min_sample_us=200.0)
-    time_interleaved({"a": [bench.kernel("a", lambda: 3.0)]}, plan, bench.clock)
+    bench.race({"a": [bench.kernel("a", lambda: 3.0)]}, plan)
     assert len(bench.calls) == 1 + 9 * math.ceil(200 / 3)
 
 
@@ -68,12 +112,12 @@ def test_copies_of_a_weight_take_turns() -> None:
     bench = Bench()
     plan = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
     copies = [bench.kernel(str(number), lambda: 10.0) for number in range(3)]
-    time_interleaved({"a": copies}, plan, bench.clock)
+    bench.race({"a": copies}, plan)
     assert "".join(bench.calls) == ("012" * 4)[: 1 + 1 + 9]
 
 
 def test_rounds_end_as_soon_as_the_leader_is_clear() -> None:
-    assert len(timed({"a": lambda: 10.0, "b": lambda: 20.0})["a"]) == PLAN.rounds
+    assert len(timed({"a": lambda: 10.0, "b": lambda: 11.0})["a"]) == PLAN.rounds
 
 
 def test_rounds_end_at_once_when_equal() -> None:
@@ -91,7 +135,7 @@ def swinging(mean: float, swing: float) -> Callable[[], float]:
     [
         (0.1, 1e9, 15),  # clear at the first look
         (0.6, 1e9, 30),  # clear at the second
-        (3.0, 1e9, 45),  # never clear
+        (6.0, 1e9, 150),  # never clear
         (3.0, 0.0, 15),  # no time for more
     ],
 )
@@ -123,7 +167,8 @@ def test_a_kernel_without_a_time_disturbs_no_other(bad: float) -> None:
         nonlocal last
         last = "broken"
 
-    samples = time_interleaved({"good": [good], "bad": [broken]}, PLAN, clock)
+    samplers = wall_samplers({"good": [good], "bad": [broken]}, PLAN, clock)
+    samples = time_interleaved(samplers, PLAN, clock).samples_us
     assert len(samples["good"]) == len(samples["bad"]) == PLAN.rounds
     assert unsound(samples["bad"])
 

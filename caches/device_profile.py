@@ -1,0 +1,202 @@
+"""What a kernel's source and key hold of an accelerator, as data.
+
+Captured on a real device, a profile lets a host without one list and compile the very
+candidates that the device will be asked for (`stand_in`).
+
+`python -m flytune.caches.device_profile RESULT` writes the profile of device 0.
+"""
+
+import functools
+import importlib.metadata
+import json
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Self
+
+from flytune.caches.child import plain_environment, run_module
+from flytune.caches.host import Part
+from flytune.shapes.errors import FlytuneError
+
+MODULE = "flytune.caches.device_profile"
+_SIMPLE = (bool, int, float, str)
+# Of a driver that a process of this host could open.
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# Of the one device, not of its kind.
+_OF_ONE_DEVICE = frozenset({"uuid", "pci_bus_id", "pci_device_id", "pci_domain_id"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """One kind of accelerator as torch describes it."""
+
+    kind: str
+    """torch's device type: "cuda"."""
+    vendor: str
+    """"nvidia" or "amd"."""
+    arch: str
+    """"sm_90", or "gfx950"."""
+    properties: Mapping[str, Any]
+    """The public fields of `torch.cuda.get_device_properties`; sizes in bytes."""
+    max_shared_bytes: int
+    """Shared memory that one block may opt in to."""
+    captured_with: Mapping[str, str]
+    """The software at the capture: `python_abi`, versions and keys of torch and
+    Triton."""
+
+    @property
+    def product(self) -> str:
+        """The device's name, part of Inductor's keys."""
+        return str(self.properties["name"])
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA's compute capability."""
+        return int(self.properties["major"]), int(self.properties["minor"])
+
+    def hardware(self) -> dict[str, Part]:
+        """Return the parts of a target that has this device."""
+        return {
+            "kind": self.kind,
+            "vendor": self.vendor,
+            "product": self.product,
+            "arch": self.arch,
+            "compute_units": int(self.properties["multi_processor_count"]),
+            "l2_bytes": int(self.properties["L2_cache_size"]),
+            "memory_bytes": int(self.properties["total_memory"]),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the file's form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Any) -> Self:
+        """Read the file's form.
+
+        Raises:
+            FlytuneError: it is not the form of a profile.
+        """
+        try:
+            profile = cls(**row)
+            _ = profile.hardware(), profile.capability
+        except (TypeError, KeyError, ValueError) as error:
+            raise FlytuneError(f"device profile is malformed: {error}") from error
+        return profile
+
+
+def shipped_profiles() -> dict[str, Path]:
+    """Return the profiles that come with flytune, by the name that --target takes."""
+    folder = Path(str(resources.files("flytune.caches"))) / "profiles"
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
+def find_profile(target: str) -> DeviceProfile:
+    """Return the profile of a shipped name, any case, or of a file.
+
+    Raises:
+        FlytuneError: there is none, or the file is no profile.
+    """
+    shipped = shipped_profiles()
+    path = shipped.get(target.lower(), Path(target))
+    try:
+        row = json.loads(path.read_text())
+    except OSError as error:
+        raise FlytuneError(
+            f"no such target: `{target}`",
+            hint=f"known are {', '.join(shipped)}, or give a file that "
+            "`flytune doctor --profile` wrote",
+        ) from error
+    except ValueError as error:
+        raise FlytuneError(f"device profile is not JSON: {path}") from error
+    return DeviceProfile.from_json(row)
+
+
+@functools.cache
+def live_profile() -> DeviceProfile | None:
+    """Return the profile of this process's first visible accelerator, if any.
+
+    Asked in a child: a process that has begun to use a device cannot let go of it.
+
+    Raises:
+        FlytuneError: torch cannot be asked.
+    """
+    if not any(map(os.path.exists, _DEVICE_FILES)):
+        return None
+    with tempfile.TemporaryDirectory(prefix="flytune-device-") as directory:
+        result = Path(directory) / "profile.json"
+        run_module(MODULE, {}, result, plain_environment(), what="asking for devices")
+        row = json.loads(result.read_text())
+    return None if row is None else DeviceProfile.from_json(row)
+
+
+def capture(index: int = 0) -> DeviceProfile:
+    """Return the profile of a device that this process can use.
+
+    Raises:
+        RuntimeError: CUDA cannot use the device.
+    """
+    import torch
+
+    from flytune.caches import inductor
+
+    raw = torch.cuda.get_device_properties(index)
+    properties = {
+        name: value
+        for name in dir(raw)
+        if not name.startswith("_") and name not in _OF_ONE_DEVICE
+        if isinstance(value := getattr(raw, name), _SIMPLE)
+    }
+    hip = torch.version.hip is not None
+    return DeviceProfile(
+        kind="cuda",
+        vendor="amd" if hip else "nvidia",
+        arch=_arch(properties, hip),
+        properties=properties,
+        max_shared_bytes=_max_shared(properties),
+        captured_with={
+            "python_abi": str(sysconfig.get_config_var("SOABI")),
+            "torch": str(torch.__version__),
+            "torch_key": inductor.torch_key(),
+            "triton": importlib.metadata.version("triton"),
+            "triton_key": inductor.triton_key(),
+        },
+    )
+
+
+def _max_shared(properties: Mapping[str, Any]) -> int:
+    """Return what Triton's driver asks for, which needs a C compiler to be asked."""
+    opt_in = properties.get("shared_memory_per_block_optin")
+    return int(opt_in or properties["shared_memory_per_block"])
+
+
+def _arch(properties: Mapping[str, Any], hip: bool) -> str:
+    if hip:
+        return str(properties["gcnArchName"]).partition(":")[0]
+    return f"sm_{properties['major']}{properties['minor']}"
+
+
+def short_name(product: str) -> str:
+    """Return a profile's file name for a product, such as "h200"."""
+    words = re.findall(r"[a-z0-9]+", product.lower())
+    makers = ("nvidia", "amd", "instinct")
+    return "-".join(word for word in words if word not in makers)
+
+
+def main() -> None:
+    """Write the profile of the first visible device, or null, to the file named."""
+    import torch
+
+    found = capture() if torch.cuda.is_available() else None
+    text = json.dumps(None if found is None else found.to_json())
+    Path(sys.argv[2]).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

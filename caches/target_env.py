@@ -1,0 +1,77 @@
+"""Whether the environment that will serve is the one that builds."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.child import plain_environment
+from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.host import Part
+from flytune.shapes.errors import FlytuneError
+
+# Runs in a Python that may lack flytune.
+_ASK = """
+import json, sysconfig, torch
+from torch._inductor.codecache import torch_key
+from torch._inductor.runtime.triton_compat import triton_key
+print(json.dumps({
+    "python_abi": sysconfig.get_config_var("SOABI"),
+    "torch": str(torch.__version__),
+    "torch_key": torch_key().hex(),
+    "triton_key": triton_key(),
+}))
+"""
+_ASK_S = 120.0
+
+
+def check_target_env(environment: Path, software: Mapping[str, Part]) -> None:
+    """Refuse to build what the serving environment would miss.
+
+    Args:
+        environment: A virtual environment's folder, or a file that `flytune doctor
+            --profile` wrote in it.
+        software: The parts of the environment that builds.
+
+    Raises:
+        FlytuneError: a part of it differs, or it cannot be asked.
+    """
+    if environment.is_file():
+        found = _captured(environment)
+    else:
+        found = _asked(environment / "bin" / "python")
+    for name, value in found.items():
+        if name in software and software[name] != value:
+            raise FlytuneError(
+                f"the serving environment differs: software.{name}: `{value}` there, "
+                f"`{software[name]}` here",
+                hint="run flytune in an environment with the same wheels and Python",
+            )
+
+
+def _asked(python: Path) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _ASK],
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_ASK_S,
+        )
+        row: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise FlytuneError(
+            f"the serving environment cannot be asked: {python}: {error}",
+            hint="give the folder of a virtual environment that holds torch",
+        ) from error
+    return row
+
+
+def _captured(path: Path) -> Mapping[str, Any]:
+    try:
+        row = json.loads(path.read_text())
+    except ValueError as error:
+        raise FlytuneError(f"device profile is not JSON: {path}") from error
+    return DeviceProfile.from_json(row).captured_with

@@ -1,0 +1,41 @@
+"""Lists and kernels of an accelerator, on it or on a stand-in for it."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+from flytune.caches.child import clean_environment, run_module
+from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.policy import cuda_policy
+from flytune.caches.program import ProgramSpec
+from flytune.shapes.registry import find_model
+from flytune.tuner.candidate import CandidateList, Enumeration
+
+POLICY = cuda_policy(tokens=(1, 64), threads=2, attention="sdpa")
+
+
+def probed(
+    folder: Path, absent: DeviceProfile | None, model: str = "Llama-3.1-8B"
+) -> tuple[CandidateList, ...]:
+    """List candidates on the device, or on a stand-in for an absent one."""
+    found = find_model(model)
+    request = {
+        "program": ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json(),
+        "policy": POLICY.to_json(),
+        "search": "DEFAULT",
+        "profile": None if absent is None else absent.to_json(),
+    }
+    hidden = {} if absent is None else {"CUDA_VISIBLE_DEVICES": ""}
+    env = clean_environment(POLICY, folder / "cache", **hidden)
+    result = folder / "lists.pickle"
+    run_module("flytune.tuner.probe", request, result, env, what="the probe")
+    enumeration: Enumeration = pickle.loads(result.read_bytes())
+    return enumeration.lists
+
+
+def blind(folder: str) -> None:
+    """Make a builder of this process: it sees no device and shares no directory."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{os.getpid()}"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"

@@ -1,0 +1,50 @@
+"""Times on this process's CPU, with the threads of serving."""
+
+from collections.abc import Sequence
+
+from flytune.tuner.candidate import Candidate, RunResult, TuneTask
+from flytune.tuner.kernels import Kernel, make_kernels
+from flytune.tuner.operands import Operands
+from flytune.tuner.runner import LocalRunner
+from flytune.tuner.timing import TimingPlan, time_interleaved, wall_samplers
+
+
+class CpuRunner(LocalRunner):
+    """Runs ATen's and Inductor's C++ kernels."""
+
+    def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
+        """Time checked candidates against each other, in the order given.
+
+        Raises:
+            KeyError: a name was not checked, or its check failed.
+        """
+        assert self._operands is not None
+        assert self._task is not None
+        kernels = {name: self._kernels[name] for name in names}
+        race = time_interleaved(wall_samplers(kernels, plan), plan)
+        method = _method(self._operands, self._own_copies(self._task, self._operands))
+        return tuple(self._timed(race, name, method) for name in names)
+
+    def _make_kernels(
+        self, candidate: Candidate, task: TuneTask, operands: Operands
+    ) -> tuple[Kernel, ...]:
+        copies = self._own_copies(task, operands)
+        return make_kernels(candidate, task.offered, operands, copies)
+
+    def _prepare(self, task: TuneTask, operands: Operands) -> None:
+        """Nothing is shared: each candidate packs the weight in its own way."""
+
+    def _after_fault(self, reason: str) -> None:
+        """A CPU is as well as before; what kills the process is seen by the driver."""
+
+    def _own_copies(self, task: TuneTask, operands: Operands) -> int:
+        return self._copies(operands, holders=len(task.offered.candidates))
+
+
+def _method(operands: Operands, copies: int) -> str:
+    """Say what was warm and what was not, for the record."""
+    if not operands.is_weight:
+        return "interleaved rounds, operands warm, packing of B included"
+    if copies == 1:
+        return "interleaved rounds, weight read from memory"
+    return f"interleaved rounds, {copies} weight copies in turn"

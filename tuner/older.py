@@ -1,0 +1,71 @@
+"""An older bundle, whose times or kernels a build takes instead of making them."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.records import TuningRecord, read_records
+from flytune.caches.target import PartStatus, Target, compare
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.publish import KERNELS, RECORDS_NAME
+
+
+class OlderBundle:
+    """A bundle for the very target of a build.
+
+    Raises:
+        FlytuneError: it is no bundle, has no records, or is for another target.
+    """
+
+    def __init__(self, path: Path, target: Target) -> None:
+        self._bundle = Bundle.open(path)
+        self._built = Target.from_json(self._bundle.manifest.target)
+        self.check(target)
+        if RECORDS_NAME not in self._bundle.manifest.files:
+            raise FlytuneError(f"older bundle has no records: {path}")
+
+    def check(self, target: Target) -> None:
+        """Refuse a target that is another; a part that is not known is none.
+
+        Raises:
+            FlytuneError: it differs, and in what.
+        """
+        parts = compare(self._built, target)
+        wrong = [str(part) for part in parts if part.status is PartStatus.MISS]
+        if wrong:
+            raise FlytuneError(f"older bundle is for another target: {wrong[0]}")
+
+    def records(self) -> tuple[TuningRecord, ...]:
+        """Return its records.
+
+        Raises:
+            FlytuneError: they are corrupt.
+        """
+        with tempfile.TemporaryDirectory(prefix="flytune-from-") as directory:
+            placed = Path(directory) / "bundle"
+            self._bundle.place(placed, only=[RECORDS_NAME])
+            return read_records(placed / RECORDS_NAME)
+
+    def take_kernels(self, built: Path) -> int:
+        """Copy its compiled candidates to those of a build; return how many.
+
+        Raises:
+            FlytuneError: they are corrupt.
+        """
+        files = self._bundle.manifest.files
+        names = [name for name in files if name.startswith(f"{KERNELS}/")]
+        if not names:
+            return 0
+        with tempfile.TemporaryDirectory(
+            prefix="flytune-from-", dir=built.parent
+        ) as directory:
+            placed = Path(directory) / "bundle"
+            self._bundle.place(placed, only=names)
+            taken = 0
+            for folder in (placed / KERNELS).iterdir():
+                if not (built / folder.name).exists():
+                    built.mkdir(exist_ok=True)
+                    shutil.move(folder, built / folder.name)
+                    taken += 1
+        return taken

@@ -1,0 +1,119 @@
+"""Time the lists whose candidates are built while others still compile."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
+
+Run = Callable[[TuneTask, Sequence[BuildResult]], tuple[RunResult, ...]]
+"""Runs one list on one device, in the calling thread."""
+_WAIT_S = 1.0
+
+
+class Timed(NamedTuple):
+    """One list that is built and timed."""
+
+    task: TuneTask
+    builds: tuple[BuildResult, ...]
+    results: tuple[RunResult, ...]
+
+
+def timed_while_building(
+    tasks: Iterable[TuneTask],
+    built: Mapping[str, BuildResult],
+    building: Iterable[BuildResult],
+    runs: Sequence[Run],
+) -> Iterator[Timed]:
+    """Yield every list once its candidates are built and timed, in no order.
+
+    A device whose run raises is used no more, and its list goes to another.
+
+    Args:
+        tasks: What to time.
+        built: By choice hash, what needs no building any more.
+        building: What is built meanwhile, as it ends.
+        runs: One a device; each has a thread of its own.
+
+    Raises:
+        FlytuneError: no device is left.
+    """
+    pool = _Pool(runs)
+    known = dict(built)
+    waiting = list(tasks)
+    left = len(waiting)
+    for result in _with_start(building):
+        if result is not None:
+            known[result.choice_hash] = result
+        ready = [task for task in waiting if _names(task) <= known.keys()]
+        waiting = [task for task in waiting if task not in ready]
+        for task in ready:
+            pool.put(task, tuple(known[c.choice_hash] for c in task.offered.candidates))
+        for timed in pool.done():
+            left -= 1
+            yield timed
+    while left:
+        for timed in pool.done(wait=True):
+            left -= 1
+            yield timed
+
+
+def _with_start(building: Iterable[BuildResult]) -> Iterator[BuildResult | None]:
+    """Yield None before the first result: lists may be complete before it."""
+    yield None
+    yield from building
+
+
+def _names(task: TuneTask) -> set[str]:
+    return {candidate.choice_hash for candidate in task.offered.candidates}
+
+
+class _Pool:
+    """A thread a device; they end with the process, or when their device fails."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._ready: queue.Queue[tuple[TuneTask, tuple[BuildResult, ...]]]
+        self._ready = queue.Queue()
+        self._done: queue.Queue[Timed | Exception] = queue.Queue()
+        self._alive = len(runs)
+        for run in runs:
+            threading.Thread(target=self._work, args=(run,), daemon=True).start()
+
+    def put(self, task: TuneTask, builds: tuple[BuildResult, ...]) -> None:
+        self._ready.put((task, builds))
+
+    def done(self, *, wait: bool = False) -> Iterator[Timed]:
+        """Yield what is timed by now; wait for a while where there is nothing.
+
+        Raises:
+            FlytuneError: the last device has failed, with its reason.
+        """
+        while True:
+            try:
+                item = self._done.get(timeout=_WAIT_S if wait else 0.0)
+            except queue.Empty:
+                return
+            wait = False
+            if isinstance(item, Timed):
+                yield item
+                continue
+            self._alive -= 1
+            # What is no failure of a device would befall the next one too.
+            if not self._alive or not isinstance(item, FlytuneError):
+                raise item
+
+    def _work(self, run: Run) -> None:
+        while True:
+            task, builds = self._ready.get()
+            try:
+                results = run(task, builds)
+            except FlytuneError as error:
+                self._ready.put((task, builds))
+                self._done.put(error)
+                return
+            except Exception as error:  # raised again where it is waited for
+                self._done.put(error)
+                return
+            self._done.put(Timed(task, builds, results))

@@ -1,0 +1,180 @@
+"""Stage 7: pack what was made, verify the packed files, and publish by rename."""
+
+import datetime
+import hashlib
+import importlib.metadata
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.keys import KEYS_NAME, write_keys
+from flytune.caches.manifest import Manifest
+from flytune.caches.packing import pack
+from flytune.caches.placing import CACHES
+from flytune.caches.records import TuningRecord, write_records
+from flytune.caches.target import Target
+from flytune.caches.verify import Verdict, verify_directory
+from flytune.tuner.bake import Bake
+from flytune.tuner.candidate import BuildResult, Enumeration
+from flytune.tuner.decision import Decision, untimed_records
+from flytune.tuner.options import BuildOptions
+from flytune.tuner.plan import Plan
+from flytune.tuner.progress import Progress
+from flytune.tuner.search import device_of
+from flytune.tuner.tasks import Coverage
+
+RECORDS_NAME = "records.parquet"
+KERNELS = "kernels"
+"""Folder of a bundle that was only compiled: what `BuiltKernels` holds."""
+PACKING = ".flytune-pack-"
+# What Triton keeps of its way to a kernel, and never loads.
+_STAGES = (".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn", ".source")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a build made."""
+
+    out: Path
+    manifest: Manifest
+    verdict: Verdict | None
+    """None where candidates were compiled and nothing was baked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a build knows when it publishes."""
+
+    plan: Plan
+    options: BuildOptions
+    found: Enumeration
+    coverage: Coverage
+
+
+def publish(
+    made: Made, decisions: tuple[Decision, ...], baked: Bake, progress: Progress
+) -> Built:
+    """Pack the bake, verify the packed files, and publish."""
+    progress.say("verify: running the program on the packed files")
+    work, out = made.plan.work, made.plan.out
+    with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
+        staging, trial = Path(directory) / "bundle", Path(directory) / "trial"
+        _stage(staging, made.plan, decisions, baked)
+        manifest = _manifest(made, decisions, baked)
+        shutil.copytree(staging, trial)
+        verdict = verify_directory(trial, manifest)
+        manifest = replace(manifest, verify=verdict.to_json())
+        pack(staging, manifest, out)
+    return Built(out, manifest, verdict)
+
+
+def publish_compiled(made: Made, builds: Mapping[str, BuildResult]) -> Built:
+    """Pack the kernels of every candidate, for a build where the device is.
+
+    Nothing was timed or run, and the manifest says so.
+    """
+    work, out = made.plan.work, made.plan.out
+    with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
+        staging = Path(directory) / "bundle"
+        staging.mkdir()
+        if (work / "built").is_dir():
+            shutil.copytree(work / "built", staging / KERNELS)
+        records = [
+            record
+            for task in made.coverage.tasks
+            for record in untimed_records(task, builds)
+        ]
+        write_records(records, staging / RECORDS_NAME)
+        manifest = _manifest(made, (), None)
+        pack(staging, manifest, out)
+    return Built(out, manifest, None)
+
+
+def _stage(
+    staging: Path, plan: Plan, decisions: tuple[Decision, ...], baked: Bake
+) -> None:
+    frozen = bool(plan.policy.inductor.get("freezing"))
+
+    def left_out(_: str, names: list[str]) -> list[str]:
+        # Locks say nothing to another host; torch writes a frozen graph's wrapper
+        # anew in each process, under a name of its own.
+        endings = (".lock", *_STAGES, *((".py",) if frozen else ()))
+        return [n for n in names if n == "locks" or n.endswith(endings)]
+
+    shutil.copytree(baked.cache_dir, staging / CACHES, ignore=left_out)
+    write_keys(baked.keys, staging / KEYS_NAME)
+    records: list[TuningRecord] = []
+    for decision in decisions:
+        records += decision.records
+    write_records(records, staging / RECORDS_NAME)
+
+
+def _manifest(
+    made: Made, decisions: Sequence[Decision], baked: Bake | None
+) -> Manifest:
+    plan, options, found = made.plan, made.options, made.found
+    target = Target.here(
+        threads=options.threads,
+        torch_key=found.torch_key,
+        triton_key=found.triton_key,
+        hardware=plan.target.hardware,
+    )
+    was_timed = any(d.was_choice for d in decisions)
+    # Without a bake nothing shows that this environment is the one that serves.
+    vouched = baked is not None or options.target_env is not None
+    return Manifest(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        flytune=importlib.metadata.version("flytune"),
+        model={
+            "name": plan.model.name,
+            "architecture": plan.model.architecture,
+            "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
+        },
+        program=plan.program.to_json(),
+        policy=plan.policy.to_json(),
+        inductor_config={} if baked is None else baked.inductor_config,
+        target=target.to_json(),
+        software="serving" if vouched else "stand-in",
+        timed_on=device_of(plan).name if was_timed else None,
+        coverage=_coverage_row(made, decisions),
+        winners=tuple(_winner_row(decision) for decision in decisions),
+        bake=_NOT_BAKED if baked is None else baked.to_json(),
+    )
+
+
+_NOT_BAKED: Mapping[str, Any] = {"passes": [], "settled": False, "remaining": {}}
+
+
+def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any]:
+    coverage = made.coverage
+    return {
+        "planned": len(made.plan.shapes),
+        "lists": len(coverage.tasks),
+        "tuned": sum(d.was_choice and d.was_timed for d in decisions),
+        "untimed": [
+            f"{d.task.shape} at {d.task.modules[0]}: {d.winner.reason}"
+            for d in decisions
+            if d.was_choice and not d.was_timed
+        ],
+        "without_choice": sum(not d.was_choice for d in decisions),
+        "missing": [f"{shape} at {shape.module}" for shape in coverage.missing],
+        "unplanned": [f"{o.op} {o.inputs_key}" for o in coverage.unplanned],
+    }
+
+
+def _winner_row(decision: Decision) -> Mapping[str, Any]:
+    winner, task = decision.winner, decision.task
+    return {
+        "shape": str(task.shape),
+        "modules": list(task.modules),
+        "op": task.offered.op,
+        "inputs_key": task.offered.inputs_key,
+        "backend": winner.backend,
+        "template": winner.template,
+        "choice_hash": winner.choice_hash,
+        "median_us": winner.median_us,
+        "candidates": len(decision.records),
+    }
