@@ -14,8 +14,8 @@ import re
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +28,11 @@ MODULE = "flytune.caches.device_profile"
 _SIMPLE = (bool, int, float, str)
 # Of a driver that a process of this host could open.
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# Properties that hold how much of something the device has.
+_COUNTS = (
+    *("major", "warp_size", "multi_processor_count"),
+    *("L2_cache_size", "total_memory"),
+)
 # Of the one device, not of its kind.
 _OF_ONE_DEVICE = frozenset({"uuid", "pci_bus_id", "pci_device_id", "pci_domain_id"})
 
@@ -83,12 +88,32 @@ class DeviceProfile:
         Raises:
             FlytuneError: it is not the form of a profile.
         """
-        try:
-            profile = cls(**row)
-            _ = profile.hardware(), profile.capability
-        except (TypeError, KeyError, ValueError) as error:
-            raise FlytuneError(f"device profile is malformed: {error}") from error
+        names = sorted(field.name for field in fields(cls))
+        if not isinstance(row, Mapping) or sorted(row) != names:
+            needed = ", ".join(names)
+            raise FlytuneError(f"device profile is malformed: it holds {needed}")
+        profile = cls(**row)
+        for name, sound in profile._parts():
+            if not sound:
+                raise FlytuneError(f"device profile is malformed: `{name}`")
         return profile
+
+    def _parts(self) -> Iterator[tuple[str, bool]]:
+        """Yield what others rely on, by name, and whether it is as they need it."""
+        yield "kind", self.kind == "cuda"
+        for name in ("vendor", "arch"):
+            yield name, _is_text(getattr(self, name))
+        yield "max_shared_bytes", _is_count(self.max_shared_bytes)
+        software = self.captured_with
+        texts = isinstance(software, Mapping) and all(map(_is_text, software.values()))
+        yield "captured_with", texts
+        properties = self.properties
+        yield "properties", isinstance(properties, Mapping)
+        yield "name", _is_text(properties.get("name"))
+        minor = properties.get("minor")
+        yield "minor", minor == 0 or _is_count(minor)
+        for name in _COUNTS:
+            yield name, _is_count(properties.get(name))
 
 
 def shipped_profiles() -> dict[str, Path]:
@@ -113,9 +138,17 @@ def find_profile(target: str) -> DeviceProfile:
             hint=f"known are {', '.join(shipped)}, or give a file that "
             "`flytune doctor --profile` wrote",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FlytuneError(f"device profile is not JSON: {path}") from error
     return DeviceProfile.from_json(row)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 @functools.cache

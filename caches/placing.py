@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,28 +97,34 @@ def _install(bundle: Bundle, target: Path) -> None:
         (directory / CACHES).mkdir(mode=0o700, exist_ok=True)
         (directory / MANIFEST_NAME).write_bytes(bundle.manifest.to_json())
         (directory / ACTIVATION_NAME).write_bytes(_activation(bundle.manifest))
+        _relocate(directory, _groups(bundle.manifest, target), paths)
         _write_marker(bundle, directory)
 
-        _relocate(bundle, directory, target, _cache_files(bundle.manifest))
+    paths = _cache_files(bundle.manifest)
+    bundle.place(target, only=paths, finish=finish)
 
-    bundle.place(target, only=_cache_files(bundle.manifest), finish=finish)
+
+def _groups(manifest: Manifest, target: Path) -> Mapping[str, bytes]:
+    """Return each of Triton's lists as it must be for files that lie in `target`."""
+    paths = _cache_files(manifest)
+    names = defaultdict(list)
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        names[folder].append(name)
+    return {
+        path: relocated_group(target / path, names[path.rpartition("/")[0]])
+        for path in paths
+        if is_group(Path(path))
+    }
 
 
 def _relocate(
-    bundle: Bundle, directory: Path, target: Path, paths: Iterable[str]
+    directory: Path, groups: Mapping[str, bytes], paths: Iterable[str]
 ) -> None:
-    """Let Triton's lists in `directory` name files where they will be: in `target`."""
+    """Write those of Triton's lists that are among the files of `directory`."""
     for path in paths:
-        if is_group(target / path):
-            content = _group(bundle, target, path)
-            (directory / path).write_bytes(content)
-
-
-def _group(bundle: Bundle, target: Path, path: str) -> bytes:
-    folder = path.rpartition("/")[0]
-    files = bundle.manifest.files
-    names = [p.rpartition("/")[2] for p in files if p.rpartition("/")[0] == folder]
-    return relocated_group(target / path, names)
+        if path in groups:
+            (directory / path).write_bytes(groups[path])
 
 
 def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str, ...]:
@@ -125,7 +132,16 @@ def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str,
     paths = _cache_files(bundle.manifest)
     total = sum(bundle.manifest.files[path].size_bytes for path in paths)
     quick = times if total > _DIGEST_LIMIT_BYTES else {}
-    damaged = [p for p in paths if not _is_whole(bundle, target, p, quick.get(p))]
+    groups = _groups(bundle.manifest, target)
+    damaged = [
+        path
+        for path in paths
+        if not (
+            _holds(target / path, groups[path])
+            if path in groups
+            else _is_whole(bundle, target, path, quick.get(path))
+        )
+    ]
     activation = _activation(bundle.manifest)
     if not _holds(target / ACTIVATION_NAME, activation):
         damaged.append(ACTIVATION_NAME)
@@ -139,7 +155,7 @@ def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str,
         fresh = scratch / target.name
         bundle.place(fresh, only=[path for path in damaged if path in paths])
         (fresh / ACTIVATION_NAME).write_bytes(activation)
-        _relocate(bundle, fresh, target, [path for path in damaged if path in paths])
+        _relocate(fresh, groups, damaged)
         for path in {*damaged, ACTIVATION_NAME}:
             _put(fresh / path, target / path)
     finally:
@@ -149,8 +165,6 @@ def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str,
 
 
 def _is_whole(bundle: Bundle, target: Path, path: str, mtime_ns: int | None) -> bool:
-    if is_group(target / path):
-        return _holds(target / path, _group(bundle, target, path))
     entry = bundle.manifest.files[path]
     try:
         status = (target / path).lstat()

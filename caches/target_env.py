@@ -11,6 +11,8 @@ from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.host import Part
 from flytune.shapes.errors import FlytuneError
 
+# What decides whether a kernel hits, and both a Python and a profile can tell.
+_DECIDE = ("python_abi", "torch", "torch_key", "triton_key")
 # Runs in a Python that may lack flytune.
 _ASK = """
 import json, sysconfig, torch
@@ -41,6 +43,10 @@ def check_target_env(environment: Path, software: Mapping[str, Part]) -> None:
         found = _captured(environment)
     else:
         found = _asked(environment / "bin" / "python")
+    if untold := [name for name in _DECIDE if name not in found]:
+        raise FlytuneError(
+            f"the serving environment does not tell its {untold[0]}: {environment}"
+        )
     for name, value in found.items():
         if name in software and software[name] != value:
             raise FlytuneError(
@@ -50,7 +56,7 @@ def check_target_env(environment: Path, software: Mapping[str, Part]) -> None:
             )
 
 
-def _asked(python: Path) -> dict[str, Any]:
+def _asked(python: Path) -> Mapping[str, Any]:
     try:
         done = subprocess.run(
             [str(python), "-c", _ASK],
@@ -60,18 +66,30 @@ def _asked(python: Path) -> dict[str, Any]:
             check=True,
             timeout=_ASK_S,
         )
-        row: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        # A site's own start-up may print before it.
+        row = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
         raise FlytuneError(
-            f"the serving environment cannot be asked: {python}: {error}",
+            f"the serving environment cannot be asked: {python}: {_why(error)}",
             hint="give the folder of a virtual environment that holds torch",
         ) from error
-    return row
+    return row if isinstance(row, dict) else {}
+
+
+def _why(error: Exception) -> str:
+    """Say in one line why a Python did not answer."""
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"no answer in {_ASK_S:g} s"
+    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "its answer is none"
 
 
 def _captured(path: Path) -> Mapping[str, Any]:
     try:
         row = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FlytuneError(f"device profile is not JSON: {path}") from error
     return DeviceProfile.from_json(row).captured_with
