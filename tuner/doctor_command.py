@@ -22,6 +22,7 @@ def doctor_command(profile: Path | None) -> None:
 
     Exits 1 if something is wrong, with a line for each.
     """
+    from flytune.caches.bundle import writing
     from flytune.caches.device_profile import live_profile
     from flytune.caches.target import Target
     from flytune.shapes.errors import FlytuneError
@@ -32,7 +33,8 @@ def doctor_command(profile: Path | None) -> None:
             raise FlytuneError("no accelerator here, or torch cannot use it")
         if profile.exists():
             raise FlytuneError(f"output exists: {profile}", hint="remove it")
-        profile.write_text(json.dumps(live.to_json(), indent=2) + "\n")
+        with writing(profile):
+            profile.write_text(json.dumps(live.to_json(), indent=2) + "\n")
         click.echo(f"profile  {live.product}: {profile}")
         return
     target = Target.live("cpu" if live is None else live.kind, threads=None)

@@ -40,9 +40,11 @@ def timed_while_building(
     Raises:
         FlytuneError: no device is left.
     """
+    waiting = list(tasks)
+    if waiting and not runs:
+        raise FlytuneError("no device to time on")
     pool = _Pool(runs)
     known = dict(built)
-    waiting = list(tasks)
     left = len(waiting)
     for result in _with_start(building):
         if result is not None:

@@ -29,6 +29,9 @@ class Quarantine:
             path: Of the file, which may be absent.
             device: Its product's name.
             excluded: Hashes that are kept out in this run alone.
+
+        Raises:
+            FlytuneError: the file cannot be read.
         """
         self._path, self._device = path, device
         self._reasons = dict(self._read())
@@ -65,9 +68,13 @@ class Quarantine:
         ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         try:
-            with self._path.open("a") as file:
+            with self._path.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                file.write(text)
+                # A line that a killed build left torn must not take ours with it.
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    text = text if file.read() == b"\n" else f"\n{text}"
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -80,10 +87,14 @@ class Quarantine:
             lines = self._path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise FlytuneError(
+                f"cannot read the quarantine: {self._path}: {error.strerror}"
+            ) from error
         for line in lines:
             try:
                 row = json.loads(line)
                 if row["device"] == self._device:
                     yield str(row["choice_hash"]), str(row["reason"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue

@@ -1,0 +1,154 @@
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flytune.caches import device_profile, target
+from flytune.caches.device_profile import DeviceProfile, find_profile
+from flytune.caches.target import Target
+from flytune.tuner.cli import main
+from flytune.tuner.doctor_command import MASKS, problems
+
+CUDA, HIP, ROCR = MASKS
+
+
+@pytest.fixture(autouse=True)
+def unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in MASKS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Be a host without an accelerator, whatever this one has."""
+    monkeypatch.setattr(device_profile, "_DEVICE_FILES", ())
+    device_profile.live_profile.cache_clear()
+    yield
+    device_profile.live_profile.cache_clear()
+
+
+@pytest.fixture
+def present(monkeypatch: pytest.MonkeyPatch) -> DeviceProfile:
+    """Be a host with one."""
+    profile = find_profile("h200")
+    for module in (device_profile, target):
+        monkeypatch.setattr(module, "live_profile", lambda: profile)
+    return profile
+
+
+def doctor(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["doctor", *map(str, arguments)])
+
+
+@pytest.mark.usefixtures("absent")
+def test_a_host_in_words() -> None:
+    result = doctor()
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    here = Target.here(threads=None)
+    assert rows["kind"] == "cpu"
+    assert rows["cores"] == str(len(os.sched_getaffinity(0)))
+    assert rows["torch"] == here.software["torch"]
+    # What is not known is no row.
+    known = {**here.hardware, **here.software}.items()
+    assert rows.keys() == {name for name, value in known if value is not None}
+
+
+@pytest.mark.usefixtures("absent")
+def test_no_accelerator_has_no_profile(tmp_path: Path) -> None:
+    result = doctor("--profile", tmp_path / "profile.json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: no accelerator here, or torch cannot use it\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_is_what_target_takes(present: DeviceProfile, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    result = doctor("--profile", path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"profile  NVIDIA H200: {path}\n"
+    assert find_profile(str(path)) == present
+    assert json.loads(path.read_text()) == present.to_json()
+
+
+@pytest.mark.usefixtures("present")
+def test_a_profile_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("mine")
+    result = doctor("--profile", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: output exists: {path}\nhint: remove it\n"
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("present")
+def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "profile.json"
+    result = doctor("--profile", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: cannot write: {path}: No such file or directory\n"
+
+
+@pytest.mark.usefixtures("present")
+def test_an_accelerator_is_the_host() -> None:
+    rows = dict(line.split(maxsplit=1) for line in doctor().stdout.splitlines())
+    assert (rows["kind"], rows["product"], rows["arch"]) == (
+        *("cuda", "NVIDIA H200", "sm_90"),
+    )
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {},
+        {CUDA: ""},
+        {CUDA: "0"},
+        {HIP: "1,2"},
+        {CUDA: "", HIP: "", ROCR: ""},
+        {CUDA: "3", HIP: "3"},
+    ],
+)
+def test_masks_that_agree(
+    monkeypatch: pytest.MonkeyPatch, masks: dict[str, str]
+) -> None:
+    for name, value in masks.items():
+        monkeypatch.setenv(name, value)
+    assert problems() == ()
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {CUDA: "0", HIP: "1"},
+        {CUDA: "", HIP: "0"},
+        {HIP: "0", ROCR: ""},
+        {CUDA: "0", HIP: "0", ROCR: "0,1"},
+    ],
+)
+@pytest.mark.usefixtures("absent")
+def test_masks_that_contradict_each_other(
+    monkeypatch: pytest.MonkeyPatch, masks: dict[str, str]
+) -> None:
+    for name, value in masks.items():
+        monkeypatch.setenv(name, value)
+    text = ", ".join(f"{name}={value}" for name, value in masks.items())
+    line = f"masks of devices contradict each other: {text}"
+    assert problems() == (line,)
+    result = doctor()
+    assert (result.exit_code, result.stderr) == (1, f"wrong: {line}\n")
+    assert result.stdout.startswith("kind            cpu\n")
+
+
+@pytest.mark.usefixtures("absent")
+def test_every_problem_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flytune.caches.compat.torch_version", lambda: "1.13.1")
+    monkeypatch.setenv(CUDA, "0")
+    monkeypatch.setenv(HIP, "")
+    result = doctor()
+    assert result.exit_code == 1
+    first, second = result.stderr.splitlines()
+    assert first.startswith("wrong: torch is older than 2.11")
+    assert second.startswith("wrong: masks of devices contradict each other")
