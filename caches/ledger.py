@@ -28,12 +28,15 @@ class Kind(StrEnum):
     DYNAMIC = "dynamic"
 
     LISTED = "listed"
+    TAKEN = "taken"
     TRITON_LOADED = "triton_loaded"
     HEADER = "header"
     COMPILER_QUERY = "compiler_query"
 
 
-ASIDE = frozenset({Kind.LISTED, Kind.TRITON_LOADED, Kind.HEADER, Kind.COMPILER_QUERY})
+ASIDE = frozenset(
+    {Kind.LISTED, Kind.TAKEN, Kind.TRITON_LOADED, Kind.HEADER, Kind.COMPILER_QUERY}
+)
 """Work that a hit does too, so that it proves nothing; counted apart."""
 
 
@@ -46,8 +49,8 @@ class Event:
     """The graph, list, kernel or command, in a few words."""
     seconds: float = 0.0
     detail: tuple[str, ...] = ()
-    """For `tuned`, the hashes of the candidates that had no time; for `listed`, the
-    hash of the one that was taken."""
+    """For `tuned`, the hashes of the candidates that had no time; for `taken`, the
+    candidate's hash and the key of its inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flytune.caches.compat import Wrapper, private, wrap
+from flytune.caches.compat import Wrapper, benchmark_key, private, wrap
 from flytune.caches.hook.flytune_hook import AfterImport
 from flytune.caches.inductor import CODECACHE
 from flytune.caches.ledger import Event, Kind, Ledger
@@ -22,6 +22,9 @@ from flytune.shapes.errors import FlytuneError
 SELECT = "torch._inductor.select_algorithm"
 RUNTIME = "torch._inductor.runtime"
 BENCHMARKING = f"{RUNTIME}.benchmarking"
+MULTI = "MultiTemplateBuffer.finalize_as_triton_caller"
+IR = "torch._inductor.ir"
+CPP_KERNEL = "torch._inductor.codegen.cpp_template_kernel"
 FLYDSL = "flydsl.compiler.jit_function"
 TRITON = "triton.compiler.compiler"
 
@@ -36,8 +39,8 @@ class Hook:
     path: str
     kind: Kind
     describe: Describe
-    detail: Callable[[Any], tuple[str, ...]] = lambda _: ()
-    """What to keep of the call's result."""
+    detail: Callable[[tuple[Any, ...]], tuple[str, ...]] = lambda _: ()
+    """What else to keep of the call's arguments."""
 
 
 def _graph_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
@@ -50,10 +53,11 @@ def _list_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"{name} of {len(choices)} candidates"
 
 
-def _chosen(result: Any) -> tuple[str, ...]:
-    """Return the hash of the choice that was taken, where it is taken already."""
-    choice = result[1] if isinstance(result, tuple) else None
-    return () if choice is None else (choice.hash_key(),)
+def _taken(args: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the hash of a candidate that goes into a graph, and its inputs' key."""
+    choice = args[-1]
+    inputs_key = private(SELECT, "create_inputs_key")[2](choice.input_nodes)
+    return choice.hash_key(), benchmark_key(inputs_key, choice.layout.device.type)
 
 
 def _kernel_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
@@ -71,7 +75,12 @@ def _nothing(_: tuple[Any, ...], __: dict[str, Any]) -> str:
 
 HOOKS = (
     Hook("torch._inductor.graph", "GraphLowering.run", Kind.LOWERED, _graph_name),
-    Hook(SELECT, "AlgorithmSelectorCache.__call__", Kind.LISTED, _list_name, _chosen),
+    Hook(SELECT, "AlgorithmSelectorCache.__call__", Kind.LISTED, _list_name),
+    Hook(SELECT, "ExternKernelCaller.output_node", Kind.TAKEN, _nothing, _taken),
+    Hook(SELECT, "TritonTemplateCaller.output_node", Kind.TAKEN, _nothing, _taken),
+    Hook(CPP_KERNEL, "CppTemplateCaller.output_node", Kind.TAKEN, _nothing, _taken),
+    # On an accelerator a template is taken later, when its epilogue is known.
+    Hook(IR, MULTI, Kind.TAKEN, _nothing, _taken),
     Hook(BENCHMARKING, "Benchmarker.benchmark", Kind.BENCHMARKED, _nothing),
     Hook(BENCHMARKING, "Benchmarker.benchmark_cpu", Kind.BENCHMARKED, _nothing),
     Hook(
@@ -132,16 +141,13 @@ def _counted(ledger: Ledger, hook: Hook) -> Wrapper:
                 return inner(*args, **kwargs)
             start = time.perf_counter()
             setattr(_inside, hook.kind, True)
-            detail: tuple[str, ...] = ()
             try:
-                result = inner(*args, **kwargs)
-                detail = hook.detail(result)
-                return result
+                return inner(*args, **kwargs)
             finally:
                 setattr(_inside, hook.kind, False)
                 seconds = time.perf_counter() - start
                 what = hook.describe(args, kwargs)
-                ledger.add(Event(hook.kind, what, seconds, detail))
+                ledger.add(Event(hook.kind, what, seconds, hook.detail(args)))
 
         return call
 

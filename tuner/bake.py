@@ -47,8 +47,8 @@ class Bake:
     """Work that the last pass still did, but for graphs that torch never caches."""
     uncacheable: tuple[str, ...]
     """torch's reasons for graphs that it lowers again in each process."""
-    chosen: frozenset[str]
-    """Hashes of the candidates that the first pass took."""
+    taken: frozenset[tuple[str, str]]
+    """Choice hash and inputs' key of each candidate that went into a graph."""
     keys: tuple[GraphKey, ...]
     inductor_config: Mapping[str, str]
     peak_gib: float
@@ -93,7 +93,7 @@ def bake(
     if timings:
         write_timings(cache_dir, system, timings)
     passes: list[dict[str, int]] = []
-    chosen: set[str] = set()
+    taken: set[tuple[str, str]] = set()
     frozen = bool(plan.policy.inductor.get("freezing"))
     descends = bool(plan.policy.inductor.get("coordinate_descent_tuning"))
     # One for the graphs, one for them again, and one that finds nothing to do.
@@ -109,7 +109,9 @@ def bake(
             work = summary(e for e in events if e.kind not in ASIDE)
             passes.append(work)
             progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
-            chosen.update(*(e.detail for e in events if e.kind is Kind.LISTED))
+            taken.update(
+                (e.detail[0], e.detail[1]) for e in events if e.kind is Kind.TAKEN
+            )
             _refuse_tuning(events)
             if frozen:
                 _refuse_cached(lookups)
@@ -124,7 +126,7 @@ def bake(
         tuple(passes),
         remaining,
         tuple(refused),
-        frozenset(chosen),
+        frozenset(taken),
         graph_keys(lookups),
         result["inductor_config"],
         result["peak_gib"],

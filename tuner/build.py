@@ -62,7 +62,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         records = () if older is None else older.records()
         decisions = search(plan, coverage.tasks, options, journal, records, progress)
         baked = bake(plan, timings(decisions), found.system, options, progress)
-        decisions = tuple(decision.as_baked(baked.chosen) for decision in decisions)
+        decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
 
 

@@ -9,7 +9,7 @@ from flytune.caches.columns import Status
 from flytune.caches.inductor import Timing, decision_ms
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
+from flytune.tuner.candidate import ATEN, BuildResult, Candidate, RunResult, TuneTask
 from flytune.tuner.select import choose, fixed_order, spread
 
 ONLY_CANDIDATE = "only candidate"
@@ -46,12 +46,24 @@ class Decision:
         }
         return decision_ms(self.winner.choice_hash, medians)
 
-    def as_baked(self, chosen: Collection[str]) -> "Decision":
-        """Return the decision with what a bake took, of all that it chose."""
-        records = tuple(
-            replace(r, baked=r.winner and r.choice_hash in chosen) for r in self.records
+    def as_baked(self, taken: Collection[tuple[str, str]]) -> "Decision":
+        """Return the decision with what a bake took.
+
+        Args:
+            taken: Of all lists, each a choice hash and a key of inputs.
+        """
+        hashes = {choice_hash for choice_hash, _ in taken}
+
+        def baked(record: TuningRecord) -> bool:
+            # A template's hash is of its source, which holds the sizes; packing has
+            # changed its inputs. The library's is the same for every list.
+            if record.backend == ATEN:
+                return (record.choice_hash, str(record.inputs_key)) in taken
+            return record.choice_hash in hashes
+
+        return replace(
+            self, records=tuple(replace(r, baked=baked(r)) for r in self.records)
         )
-        return replace(self, records=records)
 
 
 def timings(decisions: Iterable[Decision]) -> tuple[Timing, ...]:

@@ -18,7 +18,7 @@ from results import write_result
 from flytune.caches import Bundle
 from flytune.caches.records import TuningRecord, read_records
 from flytune.caches.target import Target
-from flytune.tuner.build import RECORDS_NAME
+from flytune.tuner.publish import RECORDS_NAME
 from flytune.tuner.select import tied_with_fastest
 
 ListKey = tuple[str | None, str | None, str]

@@ -30,7 +30,7 @@ LOWERED = Event(Kind.LOWERED, "graph")
 HIT = Lookup("fx", "hit", "fkey", {"gm": "a graph"})
 BYPASS = Lookup("fx", "bypass", "", {}, "mkldnn tensors unpickleable")
 SEEN = Event(Kind.COMPILER_QUERY, "g++ --version")
-LISTED = Event(Kind.LISTED, "bmm of 2 candidates", detail=("cpp_bmm",))
+TAKEN = Event(Kind.TAKEN, "", detail=("cpp_bmm", "key"))
 
 Pass = tuple[Event | Lookup, ...]
 
@@ -108,13 +108,13 @@ def test_a_bake_ends_when_a_fresh_process_does_nothing(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_in(tmp_path, target, "unfrozen")
-    first, second = (LISTED, LOWERED, COMPILED, COMPILED, HIT), (COMPILED, HIT)
+    first, second = (TAKEN, LOWERED, COMPILED, COMPILED, HIT), (COMPILED, HIT)
     made = baked(plan, monkeypatch, first, second, (SEEN, HIT))
     assert made.passes == ({"lowered": 1, "cpp_compiled": 2}, {"cpp_compiled": 1}, {})
     assert (made.settled, dict(made.remaining), made.uncacheable) == (True, {}, ())
     assert made.keys == (GraphKey("fkey", HIT.parts),)
     # A hit takes no candidate; what the first pass took is what was baked.
-    assert made.chosen == {"cpp_bmm"}
+    assert made.taken == {("cpp_bmm", "key")}
 
 
 def test_the_first_pass_proves_nothing(

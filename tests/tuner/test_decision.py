@@ -49,7 +49,15 @@ def test_every_candidate_has_a_record_and_one_wins() -> None:
     assert (c.median_us, c.samples_us, c.source) == (None, (), None)
     assert (b.inductor_op, b.strides) == ("mm", ((128, 1), (1, 128)))
     assert decision.was_choice
-    assert [r.baked for r in decision.as_baked({"b"}).records] == [False, True, False]
+    key = str(a.inputs_key)
+    for taken, expected in (
+        ({("b", "packed")}, [False, True, False]),
+        # Fusion may take another than the winner; the library's hash is every list's.
+        ({("a", key)}, [True, False, False]),
+        ({("a", "other")}, [False, False, False]),
+    ):
+        records = decision.as_baked(taken).records
+        assert [r.baked for r in records] == expected
 
 
 def test_digest_is_of_the_libraries_alone() -> None:
