@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 
 from flytune.caches.child import clean_environment, run_module
@@ -10,7 +11,9 @@ from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.policy import cuda_policy
 from flytune.caches.program import ProgramSpec
 from flytune.shapes.registry import find_model
-from flytune.tuner.candidate import CandidateList, Enumeration
+from flytune.tuner.builder import build
+from flytune.tuner.candidate import BuildResult, Candidate, CandidateList, Enumeration
+from flytune.tuner.runner import place_files
 
 POLICY = cuda_policy(tokens=(1, 64), threads=2, attention="sdpa")
 
@@ -39,3 +42,14 @@ def blind(folder: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{os.getpid()}"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+def built_again(
+    first: Sequence[BuildResult],
+    candidates: Sequence[Candidate],
+    profile: DeviceProfile,
+) -> tuple[BuildResult, ...]:
+    """Build in a process that has the files of earlier builds in its directory."""
+    for result in first:
+        place_files(result.files)
+    return tuple(build(candidate, profile) for candidate in candidates)

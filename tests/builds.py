@@ -22,6 +22,8 @@ DATA = Path(__file__).parent / "data"
 LLAMA = DATA / "tiny-llama.json"
 QWEN2 = DATA / "tiny-qwen2.json"
 """Like the first, and with biases."""
+SQUARE = DATA / "square-llama.json"
+"""Its linears are all of one size, and one list of candidates."""
 COMMAND = (sys.executable, "-c", "from flytune.tuner.cli import main; main()")
 
 

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from builds import (
     LLAMA,
     QWEN2,
+    SQUARE,
     Build,
     Stopped,
     arguments_of,
@@ -53,6 +54,17 @@ def cpp_build(unfrozen_build: Build, tmp_path_factory: pytest.TempPathFactory) -
     let_win_once(work, CPP)
     arguments = arguments_of(LLAMA, "1,8", "unfrozen", work)
     return run_build(arguments, folder / "bundle", folder / "home")
+
+
+@pytest.fixture(scope="session")
+def compiled_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Kernels of every candidate for an accelerator, which need not be here."""
+    folder = tmp_path_factory.mktemp("compiled")
+    arguments = (
+        *("build", "--model", str(SQUARE), "--tokens", "64", "--target", "h200"),
+        *("--compile-only", "--threads", "2", "--work", str(folder / "work")),
+    )
+    return run_build(arguments, folder / "bundle.tar.zst", folder / "home")
 
 
 @pytest.fixture(scope="session")

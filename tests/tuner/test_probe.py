@@ -5,10 +5,12 @@ import pickle
 from pathlib import Path
 
 import pytest
-from builds import Build, unpacked
+from accelerator import probed
+from builds import SQUARE, Build, unpacked
 
+from flytune.caches.device_profile import find_profile
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.candidate import ATEN, CPP, CandidateList, Enumeration
+from flytune.tuner.candidate import ATEN, CPP, TRITON, CandidateList, Enumeration
 from flytune.tuner.probe import Lowered, _until_lowered
 
 
@@ -53,6 +55,71 @@ def test_shapes_are_those_of_the_config(unfrozen_build: Build) -> None:
     assert head.inputs[1].strides == (1, 256)
     assert head.output.sizes == (8, 1000)
     assert {spec.dtype for spec in (*head.inputs, head.output)} == {"bfloat16"}
+
+
+def test_an_accelerators_linears_offer_the_library_and_templates(
+    compiled_build: Build,
+) -> None:
+    lists = lists_of(compiled_build)
+    modules = [one.module for one in lists if one.piece == "layer"]
+    assert sorted(modules) == sorted(
+        [f"self_attn.{name}_proj" for name in "qkvo"]
+        + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    )
+    assert [one.module for one in lists if one.piece == "head"] == ["1"]
+    # One decision for all of them.
+    assert len({one.key for one in lists}) == 1
+    assert {one.op for one in lists} == {"mm"}
+    for one in lists:
+        assert [spec.sizes for spec in (*one.inputs, one.output)] == [
+            *((64, 128), (128, 128), (64, 128)),
+        ]
+        backends = [c.backend for c in one.candidates]
+        assert backends.count(ATEN) == 1
+        assert backends.count(TRITON) == len(backends) - 1 >= 5
+
+
+def test_a_template_of_an_accelerator_is_whole_in_itself(compiled_build: Build) -> None:
+    candidates = [
+        c for c in lists_of(compiled_build)[0].candidates if c.backend != ATEN
+    ]
+    for one in candidates:
+        assert one.template == "triton_mm"
+        assert "def triton_mm" in one.source
+        assert pickle.loads(one.request).kernel_name == "triton_mm"
+        assert {"BLOCK_M", "BLOCK_N", "num_stages", "num_warps"} <= set(
+            json.loads(one.config)
+        )
+        assert one.packing is None
+    assert len({c.choice_hash for c in candidates}) == len(candidates)
+    assert len({c.config for c in candidates}) == len(candidates)
+
+
+def test_an_absent_device_is_asked_the_same_in_every_process(
+    compiled_build: Build, tmp_path: Path
+) -> None:
+    again = probed(tmp_path, find_profile("h200"), str(SQUARE))
+    # One token is a product of vectors, which Inductor chooses no kernel for.
+    assert {one.tokens for one in again} == {64}
+    first = lists_of(compiled_build)
+    assert [one.key for one in again] == [one.key for one in first]
+    for mine, theirs in zip(again, first, strict=True):
+        assert [c.choice_hash for c in mine.candidates] == [
+            c.choice_hash for c in theirs.candidates
+        ]
+        assert [c.config for c in mine.candidates] == [
+            c.config for c in theirs.candidates
+        ]
+
+
+def test_the_timings_file_is_named_after_the_absent_device(
+    compiled_build: Build,
+) -> None:
+    (path,) = compiled_build.work.glob("*/lists.pickle")
+    found: Enumeration = pickle.loads(path.read_bytes())
+    assert found.system["device"] == {"name": "NVIDIA H200"}
+    assert found.system["version"]["triton"] == found.triton_key
+    assert found.triton_key
 
 
 @pytest.mark.parametrize("policy", ["unfrozen", "frozen"])
