@@ -82,6 +82,15 @@ def portable_config() -> dict[str, str]:
     return {name: repr(value) for name, value in sorted(values.items())}
 
 
+def compile_seconds() -> dict[str, float]:
+    """Return what torch has spent in this process, by its own names.
+
+    A step's seconds are in those of each step around it too.
+    """
+    metrics = private("torch._dynamo.utils", "compilation_time_metrics")[2]
+    return {name: round(sum(seconds), 4) for name, seconds in metrics.items()}
+
+
 def keep_descents() -> None:
     """Store kernels that coordinate descent has tuned so that a hit trusts them.
 

@@ -33,7 +33,7 @@ class Call:
     piece: str
     tokens: int
     round: str
-    """"first" (largest size first), "again" or "reset" (both shuffled)."""
+    """"first" (largest size first); "again", "steady" or "reset" (shuffled)."""
     seconds: float
     rel_error: float | None
     """Largest difference from eager over eager's largest value; first round only."""
@@ -58,7 +58,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             and looked for once more; `search`, the search space of what is lowered, as
             for `widen_search`; `keep_descents`, whether the function of that name is
             called; `load` and `save` name files of torch's mega-cache, to read before
-            the run and to write after it.
+            the run and to write after it; `mode` of torch.compile and `steady`, as for
+            `run_rounds`.
 
     Raises:
         FlytuneError: torch is unsupported, or the program cannot be built.
@@ -71,21 +72,18 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from flytune.caches import inductor
     from flytune.caches.ledger_hooks import arm
 
-    policy.apply()
-    if "search" in request:
-        inductor.widen_search(request["search"])
-    if request.get("keep_descents"):
-        inductor.keep_descents()
+    _configure(request, policy)
     ledger = Ledger()
     arm(ledger)
     config = inductor.portable_config()
     again = request.get("again", True)
     load_s = _load_artifacts(request.get("load"))
+    options = {name: request[name] for name in ("mode", "steady") if name in request}
     calls: list[Call] = []
     with torch.no_grad():
         pieces = build_program(spec, seed=request["seed"], device=policy.device)
         for piece in pieces:
-            calls += run_rounds(piece, policy, request["seed"], again)
+            calls += run_rounds(piece, policy, request["seed"], again, **options)
             del piece
             inductor.forget_graphs()
     saved = _save_artifacts(request.get("save"))
@@ -98,8 +96,20 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_s": load_s,
         "saved_bytes": saved,
+        "compile_s": inductor.compile_seconds(),
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
+
+
+def _configure(request: dict[str, Any], policy: ServingPolicy) -> None:
+    """Make torch compile as the request says."""
+    from flytune.caches import inductor
+
+    policy.apply()
+    if "search" in request:
+        inductor.widen_search(request["search"])
+    if request.get("keep_descents"):
+        inductor.keep_descents()
 
 
 def _load_artifacts(path: str | None) -> float:
@@ -127,25 +137,37 @@ def _save_artifacts(path: str | None) -> int:
 
 
 def run_rounds(
-    piece: Piece, policy: ServingPolicy, seed: int, again: bool
+    piece: Piece,
+    policy: ServingPolicy,
+    seed: int,
+    again: bool,
+    *,
+    mode: str | None = None,
+    steady: int = 0,
 ) -> list[Call]:
     """Call a piece at every size, in the orders that serving may meet.
 
     Args:
         again: Whether to forget the graphs, and to look for them in another order.
+        mode: Of torch.compile; None compiles as the policy alone says.
+        steady: More calls of each size, to see how long one takes from then on.
     """
     import torch
+
+    given: dict[str, Any] = {} if mode is None else {"mode": mode}
 
     largest_first = sorted(policy.tokens, reverse=True)
     shuffled = list(largest_first)
     random.Random(seed).shuffle(shuffled)
-    compiled = torch.compile(piece.module, dynamic=policy.dynamic)
+    compiled = torch.compile(piece.module, dynamic=policy.dynamic, **given)
     calls = [_call(piece, compiled, tokens, "first", seed) for tokens in largest_first]
     calls += [_call(piece, compiled, tokens, "again", seed) for tokens in shuffled]
+    for tokens in shuffled * steady:
+        calls.append(_call(piece, compiled, tokens, "steady", seed))
     if again and not policy.inductor.get("freezing"):
         # A frozen graph is lowered anew each time: that would only repeat the first.
         torch._dynamo.reset()
-        compiled = torch.compile(piece.module, dynamic=policy.dynamic)
+        compiled = torch.compile(piece.module, dynamic=policy.dynamic, **given)
         calls += [_call(piece, compiled, tokens, "reset", seed) for tokens in shuffled]
     return calls
 

@@ -85,6 +85,31 @@ def test_the_first_round_is_largest_first_and_the_others_are_shuffled(
         assert sizes not in (descending, descending[::-1])
 
 
+def test_a_mode_and_steady_calls_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    modes: list[str] = []
+
+    def compiled(
+        module: torch.nn.Module, *, dynamic: bool, mode: str
+    ) -> torch.nn.Module:
+        modes.append(mode)
+        return module
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    module = torch.nn.Linear(4, 4).requires_grad_(False)
+    piece = Piece("piece", module, lambda tokens, _: ((torch.ones(tokens, 4),), {}))
+    policy = cpu_policy("unfrozen", tokens=(1, 2), threads=1, attention="eager")
+    calls = run_rounds(
+        piece, policy, seed=1, again=False, mode="max-autotune", steady=3
+    )
+    assert modes == ["max-autotune"]
+    steady = [call for call in calls if call.round == "steady"]
+    assert len(calls) == 4 + len(steady)
+    assert sorted(call.tokens for call in steady) == [1, 1, 1, 2, 2, 2]
+    assert {call.rel_error for call in steady} == {None}
+
+
 def test_first_calls_are_compared_with_eager(result: dict[str, Any]) -> None:
     errors = {round_: [] for _, _, round_, _, _ in result["calls"]}
     for _, _, round_, seconds, error in result["calls"]:
@@ -104,3 +129,4 @@ def test_it_says_what_it_ran_under(
     assert result["inductor_config"]["max_autotune_gemm_backends"] == "'ATEN,CPP'"
     assert f"inductor/cache/{result['system']['hash']}" in manifest.files
     assert result["peak_gib"] > 0.1
+    assert result["compile_s"]["_compile.compile_inner"] > 0
