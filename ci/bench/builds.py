@@ -2,23 +2,40 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from flytune.caches import Bundle
 
+# Not by a name on PATH: flytune may be importable and nothing more.
+COMMAND = (sys.executable, "-c", "from flytune.tuner.cli import main; main()")
+
 
 def build_bundle(
-    model: str, tokens: str, policy: str, out: Path, work: Path | None = None
+    model: str,
+    tokens: str,
+    policy: str | None,
+    out: Path,
+    work: Path | None = None,
+    more: Sequence[str] = (),
 ) -> Bundle:
-    """Run `flytune build` to its end and return the bundle.
+    """Run `flytune build` to its end and return the bundle, also an unverified one.
 
     Args:
+        policy: Of a CPU.
         work: Directory of the build's journal; the user's own where None.
+        more: Options besides.
+
+    Raises:
+        subprocess.CalledProcessError: there is no bundle.
     """
-    flytune = Path(sys.executable).with_name("flytune")
-    command = [str(flytune), "build", "--model", model, "--tokens", tokens]
-    command += ["--policy", policy, "--out", str(out)]
+    command = [*COMMAND, "build", "--model", model, "--tokens", tokens, *more]
+    command += ["--out", str(out)]
+    if policy is not None:
+        command += ["--policy", policy]
     if work is not None:
         command += ["--work", str(work)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL)
+    if not out.exists():
+        done.check_returncode()
     return Bundle.open(out)

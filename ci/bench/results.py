@@ -6,11 +6,13 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+# Options that change no figure: where a run keeps things, and how long it may be.
+_ASIDE = ("--state", "--work", "--minutes")
 _PACKAGES = ("torch", "triton", "ray", "transformers", "flydsl", "flytune")
 
 
@@ -33,7 +35,7 @@ def write_result(
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device,
         "versions": _versions(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *_measuring(sys.argv)]),
         "figures": figures,
         "rows": list(rows),
     }
@@ -41,6 +43,16 @@ def write_result(
     path = directory / f"{benchmark}.{device}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def _measuring(words: Sequence[str]) -> Iterator[str]:
+    """Return the words of a command that decide what is measured."""
+    rest = iter(words)
+    for word in rest:
+        if word in _ASIDE:
+            next(rest, None)
+        elif word.partition("=")[0] not in _ASIDE:
+            yield word
 
 
 def _versions() -> dict[str, str]:
