@@ -33,6 +33,8 @@ _COUNTS = (
     *("major", "warp_size", "multi_processor_count"),
     *("L2_cache_size", "total_memory"),
 )
+# Parts of the hardware that Inductor's and Triton's keys and sources hold.
+_SAME = ("kind", "vendor", "product", "arch", "compute_units")
 # Of the one device, not of its kind.
 _OF_ONE_DEVICE = frozenset({"uuid", "pci_bus_id", "pci_device_id", "pci_domain_id"})
 
@@ -76,6 +78,14 @@ class DeviceProfile:
             "l2_bytes": int(self.properties["L2_cache_size"]),
             "memory_bytes": int(self.properties["total_memory"]),
         }
+
+    def is_same(self, other: "DeviceProfile") -> bool:
+        """Whether the other's kernels are this one's too, under the same keys.
+
+        Its memory may differ: drivers keep more or less of it to themselves.
+        """
+        mine, theirs = self.hardware(), other.hardware()
+        return all(mine[name] == theirs[name] for name in _SAME)
 
     def to_json(self) -> dict[str, Any]:
         """Return the file's form."""

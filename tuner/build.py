@@ -10,6 +10,7 @@ from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import live_profile
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
+from flytune.shapes.errors import FlytuneError
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.decision import timings
@@ -53,6 +54,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         _check_keys(plan, found, options, older)
         coverage = join(plan.shapes, found.lists)
         _report_coverage(coverage, progress)
+        _check_excluded(coverage, options.exclude)
         made = Made(plan, options, found, coverage)
         if older is not None and (taken := older.take_kernels(plan.work / "built")):
             progress.say(f"build: {taken} candidates compiled by an earlier build")
@@ -85,6 +87,25 @@ def _check_keys(
         older.check(Target(plan.target.hardware, software))
 
 
+def _check_excluded(coverage: Coverage, excluded: frozenset[str]) -> None:
+    """Refuse to exclude what is not offered, or all that is.
+
+    Raises:
+        FlytuneError: a hash is in no list, or a list has no candidate left.
+    """
+    lists = [
+        {candidate.choice_hash for candidate in task.offered.candidates}
+        for task in coverage.tasks
+    ]
+    if unknown := excluded.difference(*lists):
+        raise FlytuneError(f"no list offers what --exclude names: `{min(unknown)}`")
+    for task, hashes in zip(coverage.tasks, lists, strict=True):
+        if hashes <= excluded:
+            raise FlytuneError(
+                f"--exclude leaves no candidate for {task.shape} at {task.modules[0]}"
+            )
+
+
 def _clear(work: Path, fresh: bool, journal: Journal) -> None:
     """Remove what a killed build left half made; all of it for a fresh one."""
     for path in work.glob(f"{PACKING}*"):
@@ -101,16 +122,18 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
     if not path.exists():
         progress.say("enumerate: lowering the program to list its candidates")
         with tempfile.TemporaryDirectory(prefix="flytune-enumerate-") as directory:
+            absent = _absent(plan)
             request = {
                 "program": plan.program.to_json(),
                 "policy": plan.policy.to_json(),
                 "search": options.search.upper(),
-                "profile": _absent(plan),
+                "profile": absent,
             }
             # The C++ templates need the instruction set's name, not its trial builds.
-            env = clean_environment(
-                plan.policy, Path(directory), TORCHINDUCTOR_VEC_ISA_OK="1"
-            )
+            more = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
+            if absent is not None:
+                more["CUDA_VISIBLE_DEVICES"] = ""
+            env = clean_environment(plan.policy, Path(directory), **more)
             run_module(PROBE, request, path, env, what="enumeration")
     found: Enumeration = pickle.loads(path.read_bytes())
     return found
@@ -118,9 +141,11 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
 
 def _absent(plan: Plan) -> dict[str, Any] | None:
     """Return the profile of an accelerator that this host lacks, as a file has it."""
-    if plan.profile is None or live_profile() is not None:
+    if plan.profile is None:
         return None
-    return plan.profile.to_json()
+    live = live_profile()
+    here = live is not None and live.is_same(plan.profile)
+    return None if here else plan.profile.to_json()
 
 
 def _report_coverage(coverage: Coverage, progress: Progress) -> None:

@@ -102,10 +102,10 @@ def _profile(options: BuildOptions) -> DeviceProfile | None:
     """Return the profile of the accelerator to build for; None for the CPU.
 
     Raises:
-        FlytuneError: it is not here, unknown, or too small for Inductor to tune.
+        FlytuneError: it is not here, unknown, or none that can be built for.
     """
     if options.target is not None:
-        profile: DeviceProfile | None = find_profile(options.target)
+        profile: DeviceProfile | None = _target(options)
     elif options.device == "cpu":
         profile = None
     else:
@@ -115,26 +115,56 @@ def _profile(options: BuildOptions) -> DeviceProfile | None:
                 "no accelerator here, or torch cannot use it",
                 hint="name one with --target and --compile-only, or --device cpu",
             )
-    if options.target is not None and not options.compile_only:
+    if profile is None and options.compile_only:
+        raise FlytuneError(
+            "nothing to compile for: --compile-only is for an accelerator",
+            hint="name one with --target",
+        )
+    if profile is not None:
+        _check_tunable(profile, options)
+    return profile
+
+
+def _target(options: BuildOptions) -> DeviceProfile:
+    """Return the profile that --target names.
+
+    Raises:
+        FlytuneError: there is none, or it is not the device here, to be timed on.
+    """
+    assert options.target is not None
+    if options.device == "cpu":
+        raise FlytuneError(
+            f"--device cpu and --target contradict each other: {options.target}"
+        )
+    profile = find_profile(options.target)
+    if not options.compile_only:
         live = live_profile()
-        if profile is None or live is None or live.hardware() != profile.hardware():
+        if live is None or not live.is_same(profile):
             found = "no accelerator" if live is None else live.product
             raise FlytuneError(
                 f"the target is not here to be timed on: {options.target}, here is "
                 f"{found}",
                 hint="compile for it with --compile-only",
             )
-    if profile is None and options.compile_only:
+    return profile
+
+
+def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
+    if profile.vendor != "nvidia":
         raise FlytuneError(
-            "nothing to compile for: --compile-only is for an accelerator",
-            hint="name one with --target",
+            f"no builds for devices of this vendor: {profile.vendor}",
+            hint="build for the CPU with --device cpu",
         )
-    if profile is not None and _units(profile) < _LEAST_UNITS:
+    if _units(profile) < _LEAST_UNITS:
         raise FlytuneError(
             f"Inductor does not tune on so small a device: {profile.product} has "
             f"{_units(profile)} multiprocessors, and {_LEAST_UNITS} are needed"
         )
-    return profile
+    if options.policy == "frozen":
+        raise FlytuneError(
+            f"the frozen policy is for CPUs, and this is for {profile.product}",
+            hint="leave --policy out, or build for the CPU with --device cpu",
+        )
 
 
 def _units(profile: DeviceProfile) -> int:

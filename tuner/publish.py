@@ -23,6 +23,7 @@ from flytune.tuner.decision import Decision, untimed_records
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
+from flytune.tuner.recall import BuiltKernels
 from flytune.tuner.search import device_of
 from flytune.tuner.tasks import Coverage
 
@@ -80,8 +81,10 @@ def publish_compiled(made: Made, builds: Mapping[str, BuildResult]) -> Built:
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
         staging = Path(directory) / "bundle"
         staging.mkdir()
-        if (work / "built").is_dir():
-            shutil.copytree(work / "built", staging / KERNELS)
+        kernels = BuiltKernels(staging / KERNELS)
+        for build in builds.values():
+            if build.files:
+                kernels.keep(build)
         records = [
             record
             for task in made.coverage.tasks

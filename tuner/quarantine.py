@@ -15,6 +15,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 
 NAME = "quarantine.jsonl"
+EXCLUDED = "excluded by --exclude"
 # What may cost more than the candidate: a device, or the minutes of a deadline.
 _DANGEROUS = frozenset({Status.FAULT, Status.TIMEOUT})
 
@@ -35,7 +36,7 @@ class Quarantine:
         """
         self._path, self._device = path, device
         self._reasons = dict(self._read())
-        self._reasons |= dict.fromkeys(excluded, "excluded by --exclude")
+        self._reasons |= dict.fromkeys(excluded, EXCLUDED)
 
     def refusals(self, task: TuneTask) -> dict[str, BuildResult]:
         """Return a result for each candidate of a list that may not be tried."""

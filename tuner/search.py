@@ -7,7 +7,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
@@ -18,7 +18,7 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.overlap import Timed, timed_while_building
 from flytune.tuner.plan import Plan, free_bytes
 from flytune.tuner.progress import Progress
-from flytune.tuner.quarantine import NAME, Quarantine
+from flytune.tuner.quarantine import EXCLUDED, NAME, Quarantine
 from flytune.tuner.recall import BuiltKernels, Recall
 from flytune.tuner.runner import Device
 from flytune.tuner.workers import Farm
@@ -51,8 +51,11 @@ def search(
     alone = [t for t in tasks if len(t.offered.candidates) == 1]
     choices = [t for t in tasks if len(t.offered.candidates) > 1]
     decided = {task.offered.key: lone(task) for task in alone}
+    device = device_of(plan)
+    quarantine = Quarantine(options.work / NAME, device.name, options.exclude)
     for task in choices:
-        if (decision := recall.decision(task)) is not None:
+        decision = recall.decision(task)
+        if decision is not None and _stands(decision, quarantine.refusals(task)):
             decided[task.offered.key] = decision
     waiting = [task for task in choices if task.offered.key not in decided]
     progress.say(
@@ -64,8 +67,6 @@ def search(
     if waiting:
         profile = plan.profile
         with Farm(options.ray, plan.policy.env, options.deadlines, profile) as farm:
-            device = device_of(plan)
-            quarantine = Quarantine(options.work / NAME, device.name, options.exclude)
             work = _Work(farm, plan, options, progress, quarantine)
             time_all = work.one_after_other if profile is None else work.overlapped
             for task, builds, results in time_all(waiting, device):
@@ -75,6 +76,21 @@ def search(
                 recall.keep(decision)
                 decided[task.offered.key] = decision
     return tuple(decided[task.offered.key] for task in tasks)
+
+
+def _stands(decision: Decision, refused: Collection[str]) -> bool:
+    """Whether an earlier decision is one that this run could make.
+
+    Its winner may be tried, and what --exclude kept out of it is still kept out.
+    """
+    excluded = [r.choice_hash for r in decision.records if _was_excluded(r)]
+    return decision.winner.choice_hash not in refused and all(
+        name in refused for name in excluded
+    )
+
+
+def _was_excluded(record: TuningRecord) -> bool:
+    return (record.reason or "").endswith(EXCLUDED)
 
 
 def compile_all(

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import LLAMA
 
+from flytune.caches.device_profile import DeviceProfile, find_profile
 from flytune.caches.policy import cpu_policy
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
@@ -173,6 +175,105 @@ def test_an_unknown_model_or_policy_is_refused(tmp_path: Path) -> None:
         make_plan(options(tmp_path, model="Qwen3-4"))
     with pytest.raises(FlytuneError, match="unknown policy: `warm`"):
         make_plan(options(tmp_path, policy="warm"))
+
+
+def device(**properties: Any) -> DeviceProfile:
+    profile = find_profile("h200")
+    return replace(profile, properties={**profile.properties, **properties})
+
+
+def live(patch: pytest.MonkeyPatch, profile: DeviceProfile | None) -> None:
+    patch.setattr(plan, "live_profile", lambda: profile)
+
+
+def small(tmp_path: Path, **changes: Any) -> BuildOptions:
+    whole: dict[str, Any] = {"model": str(LLAMA), "attention": None, **changes}
+    return options(tmp_path, **whole)
+
+
+def said(tmp_path: Path, **changes: Any) -> str:
+    with pytest.raises(FlytuneError) as caught:
+        make_plan(small(tmp_path, **changes))
+    assert list(tmp_path.iterdir()) == []
+    return str(caught.value)
+
+
+def test_a_plan_for_an_absent_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch, None)
+    # The memory that counts is the device's.
+    monkeypatch.setattr(plan, "free_bytes", lambda: 0)
+    absent = {"target": "h200", "compile_only": True}
+    made = make_plan(small(tmp_path, **absent))
+    assert made.profile == find_profile("h200")
+    assert made.target.hardware == find_profile("h200").hardware()
+    assert (made.policy.device, made.policy.attention) == ("cuda", "sdpa")
+    assert made.policy.inductor["max_autotune_gemm_backends"] == "ATEN,TRITON"
+    default = make_plan(small(tmp_path, out=None, **absent))
+    assert default.out == Path(f"{LLAMA.name}.cuda-nvidia-h200-sm_90.tar.zst")
+    # A build on the device goes on from what was compiled without it.
+    live(monkeypatch, find_profile("h200"))
+    assert make_plan(small(tmp_path)).work == made.work
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize(
+    "changes", [{"search": "exhaustive"}, {"backends": ("TRITON",)}]
+)
+def test_what_decides_the_lists_names_the_directory_too(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    absent = {"target": "h200", "compile_only": True}
+    first = make_plan(small(tmp_path, **absent))
+    assert make_plan(small(tmp_path, **absent, **changes)).work != first.work
+
+
+@pytest.mark.usefixtures("free")
+def test_the_device_at_hand_is_taken_unless_the_cpu_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch, device())
+    for name in ("auto", "cuda"):
+        assert make_plan(small(tmp_path, device=name)).profile == device()
+    assert make_plan(small(tmp_path, device="cpu")).profile is None
+    # Drivers keep more or less of its memory to themselves.
+    live(monkeypatch, device(total_memory=140 * GIB))
+    assert make_plan(small(tmp_path, target="h200")).profile == device()
+    live(monkeypatch, None)
+    assert make_plan(small(tmp_path, device="auto")).profile is None
+
+
+@pytest.mark.usefixtures("free")
+def test_a_target_that_is_not_here_cannot_be_timed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "the target is not here to be timed on: h200, here is "
+    live(monkeypatch, None)
+    assert said(tmp_path, target="h200") == f"{words}no accelerator"
+    for changes in ({"name": "NVIDIA H100"}, {"multi_processor_count": 131}):
+        live(monkeypatch, device(**changes))
+        name = device(**changes).product
+        assert said(tmp_path, target="h200") == f"{words}{name}"
+
+
+@pytest.mark.usefixtures("free")
+def test_devices_that_nothing_is_built_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch, None)
+    assert said(tmp_path, device="cuda") == (
+        "no accelerator here, or torch cannot use it"
+    )
+    live(monkeypatch, device(name="NVIDIA L4", multi_processor_count=58))
+    assert said(tmp_path) == (
+        "Inductor does not tune on so small a device: NVIDIA L4 has 58 "
+        "multiprocessors, and 68 are needed"
+    )
+    live(monkeypatch, replace(device(), vendor="amd"))
+    assert said(tmp_path) == "no builds for devices of this vendor: amd"
+    live(monkeypatch, device(total_memory=2 * GIB))
+    assert said(tmp_path).endswith(" GiB and 2.0 GiB are free")
 
 
 def cgroup(folder: Path, limit: str, used: int, files: int) -> Path:

@@ -219,6 +219,52 @@ def test_records_of_an_older_bundle_need_no_ray(
     assert len(journalled(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("by", ["exclude", "quarantine"])
+def test_a_winner_that_may_not_be_tried_is_not_recalled(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    made = task([library(), candidate("x")])
+    decision, plan = decided(made), plan_in(tmp_path, target)
+    winner = decision.winner.choice_hash
+    (other,) = {"library", "x"} - {winner}
+
+    def run(refused: str) -> tuple[Decision, ...]:
+        exclude = frozenset([refused] if by == "exclude" else [])
+        if by == "quarantine":
+            row = {"device": stage.device_of(plan).name, "choice_hash": refused}
+            line = json.dumps({**row, "reason": "it died"})
+            (tmp_path / "quarantine.jsonl").write_text(line)
+        options = options_in(tmp_path, exclude=exclude)
+        with Journal(tmp_path / "journal.jsonl") as journal:
+            return search(plan, [made], options, journal, decision.records, Progress())
+
+    # Without workers nothing can be timed anew.
+    monkeypatch.setattr(stage, "Farm", None)
+    assert run(other) == (decision,)
+    with pytest.raises(TypeError):
+        run(winner)
+
+
+def test_what_was_excluded_once_is_tried_when_it_is_not(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = task([library(), candidate("x")])
+    first, second = decided(made).records
+    reason = "quarantined: excluded by --exclude"
+    old = (
+        replace(first, winner=True),
+        replace(second, winner=False, status=Status.FAULT, reason=reason),
+    )
+    monkeypatch.setattr(stage, "Farm", None)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        plan = plan_in(tmp_path, target)
+        options = options_in(tmp_path, exclude=frozenset(["x"]))
+        (decision,) = search(plan, [made], options, journal, old, Progress())
+        assert decision.records == old
+        with pytest.raises(TypeError):
+            search(plan, [made], options_in(tmp_path), journal, old, Progress())
+
+
 @pytest.mark.parametrize(
     ("busy", "threads", "warns"),
     [
