@@ -148,8 +148,9 @@ def _description(choice: Any) -> dict[str, Any]:
         backend, template = "aten", str(choice.name)
         config = {name: repr(value) for name, value in choice.kwargs.items()}
     else:
-        info = choice.info_dict()
-        backend = str(info.pop("backend")).lower()
+        # A copy: it may be the choice's own.
+        info = dict(choice.info_dict())
+        backend = str(info.pop("backend", type(choice).__name__)).lower()
         template = str(getattr(choice, "category", "") or choice.name.rsplit("_", 1)[0])
         config = {name: repr(value) for name, value in info.items()}
     text = json.dumps(config, sort_keys=True)

@@ -55,9 +55,8 @@ def main(
         tokens = tuple(count for count in tokens if count > 1)
         print(NOTE)
     names = models.split(",")
-    options = {"models": names, "tokens": tokens, "shapes": shapes}
     rows: list[dict[str, Any]] = []
-    with bench.in_pieces(**options, rounds=rounds, per_build=per_build) as pieces:
+    with bench.in_pieces(rounds=rounds, shapes=shapes) as pieces:
         for model in names:
             for at in range(0, len(tokens), per_build):
                 counts = tokens[at : at + per_build]

@@ -24,6 +24,7 @@ from flytune.tuner.decision import Decision
 from flytune.tuner.publish import RECORDS_NAME
 
 BUILD = "flytune.tuner.build"
+STAGES = ("make_plan", "join", "search", "bake", "publish")
 TASKS = "tasks.pickle"
 LISTS = "lists.pickle"
 BUILT = "built"
@@ -123,7 +124,8 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     _take(request["like"])
     _hold(request["only"])
     _keep(result)
-    for name in ("make_plan", "join", "search", "bake", "publish"):
+    _clock_start(result)
+    for name in STAGES:
         clock.stage(name, name)
     if not request["bake"]:
         _end_after_search()
@@ -201,6 +203,22 @@ def _keep(result: dict[str, Any]) -> None:
         return search
 
     wrap(BUILD, "search", kept)
+
+
+def _clock_start(result: dict[str, Any]) -> None:
+    """Clock how long Ray takes to start, which is part of the search."""
+    result["ray_s"] = 0.0
+
+    def clocked(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(*args: Any) -> Any:
+            start = time.perf_counter()
+            entered = inner(*args)
+            result["ray_s"] = round(time.perf_counter() - start, 3)
+            return entered
+
+        return enter
+
+    wrap("flytune.tuner.workers", "Farm.__enter__", clocked)
 
 
 def _end_after_search() -> None:
