@@ -1,143 +1,271 @@
 """A program's first calls: with no cache, with torch's mega-cache, with the bundle.
 
-`python ci/bench/first_call.py [--model M] [--tokens 1,16] [--rounds 3]`
+`python ci/bench/first_call.py [--device D] [--model M] [--tokens 1,16] [--rounds 3]`
 
 All three are the same program under the same policy in fresh processes of one run, in
-turn. A first call is what a process waits for: loading the cache, and the first call of
-each piece at each size. Both CPU policies are run.
+turn; beside them one that knows nothing of flytune, `torch.compile` with the mode that
+tunes. A first call is what a process waits for: loading the cache, and the first call
+of each piece at each size. On a CPU both policies are run.
 """
 
-import json
-import os
+import functools
 import shutil
 import statistics
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from builds import build_bundle
+from parts import parts_of
+from pieces import Bench, Pieces, bench_options, numbers
+from processes import fresh
 from results import write_result
 
 from flytune.caches import Bundle
-from flytune.caches.child import clean_environment, run_module
+from flytune.caches.child import clean_environment
 from flytune.caches.ledger import Kind, read_events
 from flytune.caches.placing import CACHES
-from flytune.caches.policy import ServingPolicy
-from flytune.caches.target import Target
+from flytune.caches.policy import CUDA_POLICY, ServingPolicy
+from flytune.caches.triton_cache import TRITON_DIR, relocate
 from flytune.caches.verify import SESSION
 
-POLICIES = ("unfrozen", "frozen")
-COLD, MEGACACHE, BUNDLE = "cold", "megacache", "bundle"
+PLAIN, COLD, MEGACACHE, BUNDLE = "plain", "cold", "megacache", "bundle"
 COMPILED = (Kind.CPP_COMPILED, Kind.ISA_PROBED, Kind.TRITON_COMPILED)
+WORK = ("tuned", "compiled", "lowered")
+_KERNELS = (".so", ".cubin", ".hsaco")
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+Row = dict[str, Any]
 
 
 @click.command()
-@click.option("--model", default="Qwen3-4B", show_default=True)
-@click.option("--tokens", default="1,16", show_default=True)
+@bench_options
+@click.option("--model", help="[default: Qwen3-4B on a CPU, else Llama-3.1-8B]")
+@click.option("--tokens", help="[default: 1,16 on a CPU, else 64]")
+@click.option("--policies", help="Of a CPU.  [default: unfrozen,frozen]")
 @click.option("--rounds", default=3, show_default=True, help="Of each; cold has one.")
-def main(model: str, tokens: str, rounds: int) -> None:
-    """Measure, print the table with ratios, and write the result file."""
+@click.option("--steady", default=30, show_default=True, help="Calls of each size.")
+def main(
+    model: str | None,
+    tokens: str | None,
+    policies: str | None,
+    rounds: int,
+    steady: int,
+    **where: Any,
+) -> None:
+    """Measure in pieces, print the table with ratios, and write the result file."""
+    bench = Bench("first_call", **where)
+    on_cpu = bench.device == "cpu"
+    model = model or ("Qwen3-4B" if on_cpu else "Llama-3.1-8B")
+    tokens = tokens or ("1,16" if on_cpu else "64")
+    names = (policies or "unfrozen,frozen").split(",") if on_cpu else [CUDA_POLICY]
+    options = {"model": model, "tokens": tokens, "steady": steady}
+    rows: list[Row] = []
     figures: dict[str, Any] = {"model": model, "tokens": tokens}
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
-        for policy in POLICIES:
-            bundle = build_bundle(model, tokens, policy, Path(directory) / policy)
-            measured = _measure(bundle, policy, rounds, Path(directory))
+    with bench.in_pieces(**options) as pieces:
+        for name in names:
+            how = _How(bench, pieces, name, steady)
+            measured = how.measure(model, numbers(None, None, tokens), rounds)
             rows += measured
-            figures[policy] = _figures(measured)
-            _print(policy, figures[policy])
-    slug = Target.here(threads=len(os.sched_getaffinity(0))).slug
-    print(f"wrote {write_result('first_call', slug, figures, rows)}")
+            figures[name] = figures_of(measured)
+            _print(name, figures[name])
+    if not on_cpu:
+        # One policy: its figures are the benchmark's.
+        figures = {**figures, "policy": CUDA_POLICY, **figures.pop(CUDA_POLICY)}
+    print(f"wrote {write_result('first_call', bench.slug, figures, rows)}")
 
 
-def _measure(
-    bundle: Bundle, policy: str, rounds: int, directory: Path
-) -> list[dict[str, Any]]:
-    mega = directory / f"{policy}.mega"
-    rows = []
-    for round_ in range(rounds):
-        for vehicle in (COLD, MEGACACHE, BUNDLE):
-            if vehicle == COLD and round_:
-                continue
-            row = _run(bundle, vehicle, directory, mega)
-            rows.append({"policy": policy, "round": round_, **row})
-    return rows
+class _How:
+    """The runs of one policy."""
 
+    def __init__(self, bench: Bench, pieces: Pieces, policy: str, steady: int) -> None:
+        self._bench, self._pieces = bench, pieces
+        self._name, self._steady = policy, steady
+        self._folder = bench.work / policy
+        self._mega = bench.work / f"{policy}-cold" / "mega"
 
-def _run(bundle: Bundle, vehicle: str, directory: Path, mega: Path) -> dict[str, Any]:
-    """Run the bundle's program once in a fresh process with an empty directory."""
-    policy = ServingPolicy.from_json(bundle.manifest.policy)
-    place = directory / "place"
-    shutil.rmtree(place, ignore_errors=True)
-    start = time.perf_counter()
-    if vehicle == BUNDLE:
-        bundle.place(place)
-    placed_s = time.perf_counter() - start
-    request = {
-        "program": dict(bundle.manifest.program),
-        "policy": policy.to_json(),
-        "seed": 7,
+    def measure(self, model: str, tokens: tuple[int, ...], rounds: int) -> list[Row]:
+        """Return a row a process: the plain, the cold one, and then hits in turn."""
+        device = self._bench.device
+        build = functools.partial(
+            _built, model, tokens, device, self._name, self._folder
+        )
+        built = self._pieces.unit(
+            f"build {self._name}", build, expected_s=240, made=self._folder
+        )
+        if not built["verified"]:
+            print("the bundle is not verified: it does work that a hit would not")
+        bundle = Bundle.open(self._folder / "bundle")
+        rows = [self._unit(bundle, PLAIN, 0), self._unit(bundle, COLD, 0)]
+        for round_ in range(rounds):
+            for vehicle in (MEGACACHE, BUNDLE):
+                rows.append(self._unit(bundle, vehicle, round_))
+        return rows
+
+    def _unit(self, bundle: Bundle, vehicle: str, round_: int) -> Row:
+        row: Row = self._pieces.unit(
+            f"{vehicle} {self._name} {round_}",
+            functools.partial(self._run, bundle, vehicle),
+            expected_s=120 if vehicle in (PLAIN, COLD) else 40,
+            made=self._mega.parent if vehicle == COLD else None,
+        )
+        return {"policy": self._name, "round": round_, **row}
+
+    def _run(self, bundle: Bundle, vehicle: str) -> Row:
+        """Run the bundle's program once in a fresh process with an empty directory."""
+        place = self._bench.work / "place"
+        shutil.rmtree(place, ignore_errors=True)
+        start = time.perf_counter()
+        if vehicle == BUNDLE:
+            bundle.place(place)
+            relocate(place / CACHES / TRITON_DIR)
+        placed_s = time.perf_counter() - start
+        before = _kernels(place)
+        request, env = self._request(bundle, vehicle, place / CACHES)
+        result = fresh(SESSION, request, env, what=f"the {vehicle} run")
+        row = {"vehicle": vehicle, **row_of(result, placed_s)}
+        if vehicle in (PLAIN, COLD):
+            # Other processes compiled too, which no ledger of this one sees.
+            row["compiled"] = max(row["compiled"], _kernels(place) - before)
+        return row
+
+    def _request(
+        self, bundle: Bundle, vehicle: str, caches: Path
+    ) -> tuple[Row, dict[str, str]]:
+        policy = ServingPolicy.from_json(bundle.manifest.policy)
+        if vehicle == PLAIN and self._bench.device != "cpu":
+            policy = replace(policy, inductor={})
+        request: Row = {
+            "program": dict(bundle.manifest.program),
+            "policy": policy.to_json(),
+            "seed": 7,
+            "again": False,
+            "steady": self._steady,
+        }
+        if vehicle == PLAIN:
+            request["mode"] = CUDA_POLICY
         # The cold run makes the mega-cache that the next ones load.
-        "save": str(mega) if vehicle == COLD else None,
-        "load": str(mega) if vehicle == MEGACACHE and mega.exists() else None,
-    }
-    result_path = directory / "result.json"
-    env = clean_environment(policy, place / CACHES)
-    run_module(SESSION, request, result_path, env, what=f"the {vehicle} run")
-    result = json.loads(result_path.read_text())
-    return {"vehicle": vehicle, **_row(result, placed_s)}
+        if vehicle == COLD:
+            request["save"] = str(self._mega)
+        if vehicle == MEGACACHE and self._mega.exists():
+            request["load"] = str(self._mega)
+        env = clean_environment(policy, caches)
+        if vehicle in (PLAIN, COLD) and self._bench.device != "cpu":
+            # All that torch would use: many candidates in one process take minutes.
+            del env[_THREADS]
+        return request, env
 
 
-def _row(result: Mapping[str, Any], placed_s: float) -> dict[str, Any]:
-    kinds = [event.kind for event in read_events(result["ledger"]["events"])]
-    calls = sum(call[3] for call in result["calls"] if call[2] == "first")
+def _built(
+    model: str, tokens: tuple[int, ...], device: str, policy: str, folder: Path
+) -> Row:
+    """Build the bundle below a folder; return what a build of it says."""
+    counts = ",".join(map(str, tokens))
+    more = ["--device", device]
+    start = time.perf_counter()
+    bundle = build_bundle(
+        model,
+        counts,
+        policy if device == "cpu" else None,
+        folder / "bundle",
+        work=folder / "work",
+        more=more,
+    )
     return {
-        "first_call_s": round(calls + result["load_s"] + placed_s, 3),
+        "build_s": round(time.perf_counter() - start, 1),
+        "passes": list(bundle.manifest.bake["passes"]),
+        "verified": bool(bundle.manifest.verify and bundle.manifest.verify["ok"]),
+    }
+
+
+def _kernels(place: Path) -> int:
+    """Return how many compiled kernels lie in a place."""
+    return sum(path.suffix in _KERNELS for path in place.rglob("*"))
+
+
+def row_of(result: Mapping[str, Any], placed_s: float) -> Row:
+    """Return one process's row of what its session says."""
+    kinds = [event.kind for event in read_events(result["ledger"]["events"])]
+    calls_s = sum(call[3] for call in result["calls"] if call[2] == "first")
+    ready_s = result["load_s"] + placed_s
+    steady: dict[str, list[float]] = {}
+    for piece, tokens, round_, seconds, _ in result["calls"]:
+        if round_ == "steady":
+            steady.setdefault(f"{piece} {tokens}", []).append(1e6 * seconds)
+    return {
+        "first_call_s": round(calls_s + ready_s, 3),
+        "parts_s": parts_of(result["compile_s"], calls_s, ready_s),
+        "steady_us": {
+            name: round(statistics.median(some), 1) for name, some in steady.items()
+        },
         "tuned": kinds.count(Kind.TUNED),
         "compiled": sum(kinds.count(kind) for kind in COMPILED),
         "lowered": kinds.count(Kind.LOWERED),
+        "descended": kinds.count(Kind.COORDINATE_DESCENT),
         "megacache_bytes": result["saved_bytes"],
         "peak_gib": round(result["peak_gib"], 2),
     }
 
 
-def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return one policy's figures; times are medians over the rounds."""
     by_vehicle = {
         vehicle: [row for row in rows if row["vehicle"] == vehicle]
-        for vehicle in (COLD, MEGACACHE, BUNDLE)
+        for vehicle in (PLAIN, COLD, MEGACACHE, BUNDLE)
     }
     figures: dict[str, Any] = {
         f"{vehicle}_s": statistics.median(row["first_call_s"] for row in some)
         for vehicle, some in by_vehicle.items()
     }
     last = by_vehicle[BUNDLE][-1]
-    figures |= {name: last[name] for name in ("tuned", "compiled", "lowered")}
+    figures |= {name: last[name] for name in WORK}
     figures["megacache_bytes"] = by_vehicle[COLD][0]["megacache_bytes"]
-    for vehicle in (COLD, MEGACACHE):
+    for vehicle in (PLAIN, COLD, MEGACACHE):
         ratio = figures[f"{vehicle}_s"] / figures["bundle_s"]
         figures[f"{vehicle}_over_bundle"] = round(ratio, 2)
-        some = by_vehicle[vehicle][-1]
-        figures[f"{vehicle}_work"] = {
-            name: some[name] for name in ("tuned", "compiled", "lowered")
+        figures[f"{vehicle}_work"] = {n: by_vehicle[vehicle][-1][n] for n in WORK}
+    figures["parts_s"] = {
+        vehicle: {
+            part: round(statistics.median(row["parts_s"][part] for row in some), 3)
+            for part in some[0]["parts_s"]
         }
+        for vehicle, some in by_vehicle.items()
+    }
+    dynamo_s = figures["parts_s"][BUNDLE]["dynamo"]
+    figures["non_dynamo_s"] = round(figures["bundle_s"] - dynamo_s, 3)
+    figures["steady_us"] = {
+        name: {
+            vehicle: statistics.median(row["steady_us"][name] for row in some)
+            for vehicle, some in by_vehicle.items()
+        }
+        for name in last["steady_us"]
+    }
     return figures
 
 
 def _print(policy: str, figures: Mapping[str, Any]) -> None:
     print(f"policy {policy}")
-    for vehicle in (COLD, MEGACACHE):
-        work = figures[f"{vehicle}_work"]
+    for vehicle in (PLAIN, COLD, MEGACACHE):
         print(
             f"  {vehicle:10} {figures[f'{vehicle}_s']:8.2f} s  "
-            f"{figures[f'{vehicle}_over_bundle']:6.2f} x the bundle's  {work}"
+            f"{figures[f'{vehicle}_over_bundle']:6.2f} x the bundle's  "
+            f"{figures[f'{vehicle}_work']}"
         )
-    work = {name: figures[name] for name in ("tuned", "compiled", "lowered")}
+    work = {name: figures[name] for name in WORK}
     print(f"  {BUNDLE:10} {figures['bundle_s']:8.2f} s  {'':23}{work}")
     if not figures["megacache_bytes"]:
         print("  torch saves no mega-cache under this policy")
+    for vehicle, parts in figures["parts_s"].items():
+        words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
+        print(f"  {vehicle:10} {words}")
+    for name, steady in figures["steady_us"].items():
+        ratio = steady[PLAIN] / steady[BUNDLE]
+        print(
+            f"  a step of {name}: {steady[BUNDLE]:.0f} us from the bundle, "
+            f"{steady[PLAIN]:.0f} us plain: {ratio:.3f} x"
+        )
 
 
 if __name__ == "__main__":

@@ -36,22 +36,25 @@ def filled(text: str) -> str:
             for path in sorted(RESULTS.glob(f"{name}.*.json"))
             for result in [json.loads(path.read_text())]
         ]
-        body = "\n\n".join(parts)
-        return f"<!-- bench: {name} -->\n{body}\n<!-- end -->"
+        body = "".join(f"{part}\n" for part in ["\n\n".join(parts)] if part)
+        return f"<!-- bench: {name} -->\n{body}<!-- end -->"
 
     return pattern.sub(block, text)
 
 
 def _first_call(result: Result) -> str:
+    figures = result["figures"]
     lines = [
-        f"First calls of {result['figures']['model']}'s decoder layer and head at "
-        f"{result['figures']['tokens']} tokens, in fresh processes of one run:",
+        f"First calls of {figures['model']}'s decoder layer and head at "
+        f"{figures['tokens']} tokens, in fresh processes of one run:",
         "",
         "| policy | nothing cached | torch's mega-cache | the bundle | bundle's work |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for policy in ("unfrozen", "frozen"):
-        row = result["figures"][policy]
+    # An accelerator has one policy, whose figures are the benchmark's own.
+    one = {figures["policy"]: figures} if "policy" in figures else {}
+    policies = one or {name: figures[name] for name in ("unfrozen", "frozen")}
+    for policy, row in policies.items():
         mega = f"{row['megacache_s']:.1f} s ({row['megacache_over_bundle']:.1f}x)"
         if not row["megacache_bytes"]:
             mega += ", torch saves none"
@@ -60,6 +63,115 @@ def _first_call(result: Result) -> str:
             f"{mega} | {row['bundle_s']:.1f} s | {row['tuned']} tuned, "
             f"{row['compiled']} compiled, {row['lowered']} lowered |"
         )
+    for policy, row in one.items():
+        lines += ["", *_parts(policy, row), "", _steady(policy, row)]
+    return "\n".join(lines)
+
+
+_PARTS = {
+    "ready": "loading the cache",
+    "dynamo": "Dynamo",
+    "aot": "AOTAutograd",
+    "inductor": "Inductor",
+    "graphs": "graphs loaded",
+    "kernels": "Triton kernels loaded",
+    "rest": "the rest",
+}
+_VEHICLES = {
+    "plain": "plain `torch.compile`",
+    "cold": "nothing cached",
+    "megacache": "torch's mega-cache",
+    "bundle": "the bundle",
+}
+
+
+def _parts(policy: str, row: Mapping[str, Any]) -> list[str]:
+    """Return the table of where the seconds go."""
+    lines = [
+        f"| seconds of it | {' | '.join(_PARTS.values())} |",
+        f"| --- |{' --- |' * len(_PARTS)}",
+    ]
+    for vehicle, name in _VEHICLES.items():
+        seconds = row["parts_s"][vehicle]
+        cells = " | ".join(f"{seconds[part]:.2f}" for part in _PARTS)
+        lines.append(f"| {name} | {cells} |")
+    return lines
+
+
+def _steady(policy: str, row: Mapping[str, Any]) -> str:
+    """Return a line of how long a call takes from then on."""
+    parts = [
+        f"{name.replace(' ', ' at ')} tokens {us['bundle']:.0f} us from the bundle, "
+        f'{us["plain"]:.0f} us from a plain `torch.compile(mode="{policy}")` '
+        f"({us['plain'] / us['bundle']:.2f}x)"
+        for name, us in row["steady_us"].items()
+    ]
+    return f"A call from then on: {'; '.join(parts)}."
+
+
+def _regret(result: Result) -> str:
+    figures = result["figures"]
+    models, tokens = (
+        " and ".join(map(str, figures[name])) for name in ("models", "tokens")
+    )
+    lines = [
+        f"{figures['shapes']} shapes of {models} at {tokens} tokens; a kernel's time "
+        "over that of the best known, which a race many times longer than a build's "
+        "found:",
+        "",
+        "| whose kernel | within 1 % | median | worst |",
+        "| --- | --- | --- | --- |",
+    ]
+    for who, prefix in (
+        ("flytune's winner", ""),
+        ("what the graph holds", "baked_"),
+        ("Inductor's own pick", "peer_"),
+    ):
+        middle, worst = (
+            "-" if value is None else f"{value:.3f}"
+            for value in (
+                figures[f"{prefix}median_over_best"],
+                figures[f"{prefix}worst_over_best"],
+            )
+        )
+        share = figures[f"{prefix}share_within_1pct"]
+        lines.append(f"| {who} | {share:.0%} | {middle} | {worst} |")
+    lines += [
+        "",
+        "Two independent builds chose the same kernel, or one within the tie band, "
+        f"for {figures['agreement']:.0%} of the shapes.",
+    ]
+    if figures["peer_over_winner"] is not None:
+        lines[-1] += (
+            f" Inductor's pick takes {figures['peer_over_winner']:.3f} times as long "
+            "as flytune's winner in the geometric mean."
+        )
+    return "\n".join(lines)
+
+
+def _throughput(result: Result) -> str:
+    figures = result["figures"]
+    lines = [
+        f"The shapes of {figures['model']}, candidates compiled and timed by flytune "
+        "and by Inductor itself in one run:",
+        "",
+        "| list | lists | candidates | flytune | Inductor | flytune is |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for search in ("default", "exhaustive"):
+        if (speedup := figures[f"speedup_{search}"]) is None:
+            continue
+        lines.append(
+            f"| {search} | {figures[f'lists_{search}']} | "
+            f"{figures[f'candidates_{search}']} | {figures[f'flytune_{search}_s']} s | "
+            f"{figures[f'inductor_{search}_s']} s | {speedup:.2f}x as fast |"
+        )
+    lines += [
+        "",
+        f"{figures['candidates_per_min']:.0f} candidates a minute. Besides that, a "
+        f"build at {figures['bake_tokens']} tokens bakes for {figures['bake_s']:.0f} "
+        f"s, and packs and verifies for {figures['pack_and_verify_s']:.0f} s.",
+    ]
     return "\n".join(lines)
 
 
@@ -111,6 +223,8 @@ def _source(result: Result) -> str:
 
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "first_call": _first_call,
+    "regret": _regret,
+    "throughput": _throughput,
     "build_cost": _build_cost,
     "agreement": _agreement,
     "install_time": _install_time,
