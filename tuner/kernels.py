@@ -3,6 +3,7 @@
 import importlib
 import pickle
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from flytune.caches.compat import private
@@ -30,7 +31,7 @@ def make_kernels(
     if candidate.backend == ATEN:
         return _aten(candidate, offered, operands, copies)
     if candidate.backend == CPP and candidate.packing is not None:
-        return _cpp(candidate, candidate.packing, operands, copies)
+        return _cpp(candidate, candidate.packing, offered, operands, copies)
     raise UnsupportedError(f"no runner for backend: {candidate.backend}")
 
 
@@ -39,7 +40,7 @@ def _aten(
 ) -> tuple[Kernel, ...]:
     _register_onednn()
     request = pickle.loads(candidate.request)
-    out = _poisoned(operands) if request.has_out_variant else None
+    out = _poisoned(offered, operands) if request.has_out_variant else None
     kernels = []
     for copy in range(copies):
         inputs = _library_inputs(offered, operands, copy)
@@ -71,19 +72,27 @@ def in_order(
     offered: CandidateList, operands: Operands, b: "torch.Tensor"
 ) -> list["torch.Tensor"]:
     """Return the tensors in the order of Inductor's list, `b` in B's place."""
-    values = (operands.a, b, operands.bias, operands.other)
-    placed = zip(POSITIONS[offered.op], values, strict=True)
-    return [v for at, v in sorted(placed, key=lambda pair: pair[0]) if v is not None]
+    places = POSITIONS[offered.op]
+    placed = {}
+    for place in fields(places):
+        value = b if place.name == "b" else getattr(operands, place.name)
+        if value is not None:
+            placed[getattr(places, place.name)] = value
+    return [placed[at] for at in sorted(placed)]
 
 
 def _cpp(
-    candidate: Candidate, packing: Packing, operands: Operands, copies: int
+    candidate: Candidate,
+    packing: Packing,
+    offered: CandidateList,
+    operands: Operands,
+    copies: int,
 ) -> tuple[Kernel, ...]:
     request = pickle.loads(candidate.request)
     micro = _micro_gemm(packing, operands.a.dtype)
     packed = _pack(packing, micro, operands)
     extra = [t for t in (operands.bias, operands.other) if t is not None]
-    out = _poisoned(operands)
+    out = _poisoned(offered, operands)
     kernels = []
     for copy in range(copies):
         b = packed.clone() if copy else packed
@@ -150,11 +159,12 @@ def _blocks(packing: Packing, micro: Any, b: "torch.Tensor") -> "torch.Tensor":
     return view
 
 
-def _poisoned(operands: Operands) -> "torch.Tensor":
+def _poisoned(offered: CandidateList, operands: Operands) -> "torch.Tensor":
     """Return an output that is NaN wherever a kernel writes nothing."""
     import torch
 
-    out = torch.empty(operands.reference.shape, dtype=operands.a.dtype)
+    dtype = getattr(torch, offered.output.dtype)
+    out = torch.empty(operands.reference.shape, dtype=dtype)
     out.fill_(torch.nan)
     return out
 

@@ -1,39 +1,52 @@
-"""The tensors of one GEMM and its right result, for every op that is tuned."""
+"""The tensors of one GEMM, for every op that is tuned, and what they must give."""
 
-import ast
-import functools
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from flytune.caches.program import WEIGHT_STD, fill_random
-from flytune.tuner.accuracy import TOLERANCES
+from flytune.tuner.accuracy import FP8, NoToleranceError, tolerance
 from flytune.tuner.candidate import CandidateList, TensorSpec
+from flytune.tuner.reference import UnsupportedError as UnsupportedError
+from flytune.tuner.reference import fused_with, grouped_product, product
 
 if TYPE_CHECKING:
     import torch
 
-# Where each op's inputs stand in Inductor's list: (A, B, bias, other), -1 for none.
-# Source: the lowerings in torch/_inductor/kernel/{mm,bmm}.py and mkldnn_lowerings.py.
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where an op's inputs stand in Inductor's list, -1 for what it never has.
+
+    What is optional comes last. The names are those of `Operands`.
+    """
+
+    a: int = 0
+    b: int = 1
+    bias: int = -1
+    other: int = -1
+    scale_a: int = -1
+    scale_b: int = -1
+    offsets: int = -1
+
+
+# Source: the lowerings in torch/_inductor/kernel/{mm,bmm,mm_grouped}.py and
+# mkldnn_lowerings.py. Scalars, such as alpha and out_dtype, are in the request.
 POSITIONS = {
-    "mm": (0, 1, -1, -1),
-    "bmm": (0, 1, -1, -1),
-    "addmm": (1, 2, 0, -1),
-    "linear_unary": (0, 1, 2, -1),
-    "linear_binary": (0, 2, 3, 1),
+    "mm": Places(),
+    "bmm": Places(),
+    "addmm": Places(bias=0, a=1, b=2),
+    "scaled_mm": Places(scale_a=2, scale_b=3, bias=4),
+    "grouped_mm": Places(offsets=2),
+    "linear_unary": Places(bias=2),
+    "linear_binary": Places(other=1, b=2, bias=3),
     # Between the two stands the weight once more, as MKL packs it.
-    "packed_linear": (0, 2, -1, -1),
+    "packed_linear": Places(b=2),
 }
 LINEARS = frozenset({"linear_unary", "linear_binary", "packed_linear"})
-Fused = Callable[["torch.Tensor", Any], "torch.Tensor"]
-"""From the product and the other operand, if there is one, to the result."""
-# Rows of B turned to the reference's precision at a time: a head has 150,000.
-REFERENCE_ROWS = 8192
-
-
-class UnsupportedError(Exception):
-    """The runner cannot make this list's inputs; the message says which."""
+# Of raw fp8 values: wide enough to use most of e4m3's 448, and finite, as no normal
+# value that torch draws is beyond 8.6 deviations.
+FP8_STD = 48.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +54,53 @@ class Operands:
     """One GEMM's tensors, dense, and what they must give."""
 
     a: "torch.Tensor"
-    """[M, K], or [batch, M, K] for bmm."""
+    """[M, K], [batch, M, K] for bmm, or [groups, M, K] for grouped_mm."""
     b: "torch.Tensor"
-    """[K, N] (a linear's weight [N, K] seen transposed), or [batch, K, N]."""
+    """[K, N] (a linear's weight [N, K] seen transposed), or as many as there are
+    batches or groups."""
     bias: "torch.Tensor | None"
     other: "torch.Tensor | None"
     """What a fused binary op adds, [M, N]."""
+    scale_a: "torch.Tensor | None"
+    """What A's raw values are multiplied by, one for all or one a row."""
+    scale_b: "torch.Tensor | None"
+    """The same of B, one for all or one a column."""
+    offsets: "torch.Tensor | None"
+    """Where each group's rows of A end."""
     reference: "torch.Tensor"
     """The result in float32, or float64 for float32 inputs, before the cast."""
+    tolerance: float
+    """Largest error that a right kernel may have, as `judge` measures it."""
     is_weight: bool
     """Whether B is a weight, which serving reads from memory at every call."""
 
 
-def problem(offered: CandidateList) -> tuple[int, int, int, int]:
-    """Return (batch, m, n, k) of a list.
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The sizes of a list, as `GemmShape` counts them."""
+
+    batch: int
+    groups: int
+    m: int
+    """All groups' rows together."""
+    n: int
+    k: int
+
+
+def problem(offered: CandidateList) -> Problem:
+    """Return the sizes of a list.
 
     Raises:
         UnsupportedError: the op is not one that the runner knows.
     """
-    if offered.op not in POSITIONS:
-        raise UnsupportedError(f"no runner for op: {offered.op}")
-    a = offered.inputs[POSITIONS[offered.op][0]].sizes
-    *batch, m, n = offered.output.sizes
-    return (batch[0] if batch else 1, m, n, a[-1])
+    places = _places(offered)
+    *lead, m, k = offered.inputs[places.a].sizes
+    n = offered.output.sizes[-1]
+    if offered.op == "grouped_mm":
+        of_each = _spec(offered, places.offsets) or offered.inputs[places.b]
+        groups = of_each.sizes[0]
+        return Problem(1, groups, math.prod(lead) * m, n, k)
+    return Problem(math.prod(lead), 0, m, n, k)
 
 
 def make_operands(offered: CandidateList, seed: int, device: str = "cpu") -> Operands:
@@ -73,39 +110,85 @@ def make_operands(offered: CandidateList, seed: int, device: str = "cpu") -> Ope
         device: torch's type of the device that they are made on.
 
     Raises:
-        UnsupportedError: the op, or what is fused to it, is not one that is known.
+        UnsupportedError: the op, what is fused to it, a type or a layout is not one
+            that is known.
     """
-    import torch
+    places, sizes = _places(offered), problem(offered)
+    _check_ranks(offered, places)
+    limit = _tolerance(offered, places, sizes.k)
 
-    if offered.op not in POSITIONS:
-        raise UnsupportedError(f"no runner for op: {offered.op}")
-    fused = _fused(offered)
-    for spec in offered.inputs:
-        if spec.dtype not in TOLERANCES:
-            raise UnsupportedError(f"no tolerance for type: {spec.dtype}")
-    at_a, at_b, at_bias, at_other = POSITIONS[offered.op]
-    inputs = offered.inputs
+    def tensor(at: int) -> "torch.Tensor | None":
+        spec = _spec(offered, at)
+        return None if spec is None else _tensor(spec, 1.0, seed + at, device)
 
-    def tensor(at: int, std: float) -> "torch.Tensor | None":
-        if not 0 <= at < len(inputs):
-            return None
-        return _tensor(inputs[at], std, seed + at, device)
-
-    a, bias, other = tensor(at_a, 1.0), tensor(at_bias, 1.0), tensor(at_other, 1.0)
-    linear = offered.op in LINEARS
     is_weight = offered.op != "bmm"
-    spec = inputs[at_b]
+    std = WEIGHT_STD if is_weight else 1.0
+    spec_b = offered.inputs[places.b]
+    linear = offered.op in LINEARS
     if linear:
         # A packed weight's strides are no strides: it is dense [N, K] when made.
-        spec = TensorSpec(spec.sizes, (spec.sizes[1], 1), spec.dtype)
-    b = _tensor(spec, WEIGHT_STD if is_weight else 1.0, seed + at_b, device)
-    if linear:
-        b = b.t()
+        spec_b = TensorSpec(spec_b.sizes, (spec_b.sizes[1], 1), spec_b.dtype)
+    b = _tensor(spec_b, std, seed + places.b, device)
+    a = tensor(places.a)
     assert a is not None
-    wide = torch.float64 if a.dtype == torch.float32 else torch.float32
-    product = _product(a, b, bias, wide)
-    reference = fused(product, None if other is None else other.to(wide))
-    return Operands(a, b, bias, other, reference, is_weight)
+    made = Operands(
+        a=a,
+        b=b.t() if linear else b,
+        bias=tensor(places.bias),
+        other=tensor(places.other),
+        scale_a=_scale(_spec(offered, places.scale_a), sizes.m, 1.0, seed, device),
+        scale_b=_scale(_spec(offered, places.scale_b), sizes.n, std, seed + 1, device),
+        offsets=_offsets(_spec(offered, places.offsets), sizes, seed, device),
+        reference=a,
+        tolerance=limit,
+        is_weight=is_weight,
+    )
+    return replace(made, reference=_result(offered, made))
+
+
+def _result(offered: CandidateList, made: Operands) -> "torch.Tensor":
+    """Return what the operands must give, before the cast."""
+    import torch
+
+    fused = fused_with(offered)
+    wide = torch.float64 if made.a.dtype == torch.float32 else torch.float32
+    if offered.op == "grouped_mm":
+        result = grouped_product(made.a, made.b, made.offsets, wide)
+    else:
+        result = product(made.a, made.b, wide)
+    if made.scale_a is not None and made.scale_b is not None:
+        result = result * _per(made.scale_a, (-1, 1)) * _per(made.scale_b, (1, -1))
+    if made.bias is not None:
+        result = result + made.bias.to(wide)
+    return fused(result, None if made.other is None else made.other.to(wide))
+
+
+def _check_ranks(offered: CandidateList, places: Places) -> None:
+    """Refuse grouped_mm whose groups are not of rows: they cut K or N instead."""
+    if offered.op != "grouped_mm":
+        return
+    rank_a, rank_b = (len(offered.inputs[at].sizes) for at in (places.a, places.b))
+    rows = 3 if _spec(offered, places.offsets) is None else 2
+    if (rank_a, rank_b) != (rows, 3):
+        raise UnsupportedError(f"no reference for grouped_mm: {rank_a}d x {rank_b}d")
+
+
+def _places(offered: CandidateList) -> Places:
+    if offered.op not in POSITIONS:
+        raise UnsupportedError(f"no runner for op: {offered.op}")
+    return POSITIONS[offered.op]
+
+
+def _spec(offered: CandidateList, at: int) -> TensorSpec | None:
+    return offered.inputs[at] if 0 <= at < len(offered.inputs) else None
+
+
+def _tolerance(offered: CandidateList, places: Places, k: int) -> float:
+    types = [offered.inputs[at].dtype for at in (places.a, places.b)]
+    try:
+        return max(tolerance(one, offered.output.dtype, k) for one in types)
+    except NoToleranceError as error:
+        raise UnsupportedError(str(error)) from error
 
 
 def _tensor(spec: TensorSpec, std: float, seed: int, device: str) -> "torch.Tensor":
@@ -118,74 +201,51 @@ def _tensor(spec: TensorSpec, std: float, seed: int, device: str) -> "torch.Tens
         for size, stride in zip(spec.sizes, spec.strides, strict=True)
     ]
     values = torch.empty(sizes, dtype=dtype, device=device)
-    fill_random(values, seed=seed, std=std)
+    fill_random(values, seed=seed, std=FP8_STD if spec.dtype in FP8 else std)
     if values.stride() == spec.strides:
         return values
     laid_out = torch.empty_strided(sizes, spec.strides, dtype=dtype, device=device)
     return laid_out.copy_(values).expand(spec.sizes)
 
 
-def _product(
-    a: "torch.Tensor",
-    b: "torch.Tensor",
-    bias: "torch.Tensor | None",
-    wide: "torch.dtype",
-) -> "torch.Tensor":
-    """Return A @ B (+ bias) in `wide`, a slice of columns at a time."""
-    import torch
-
-    columns = []
-    for part in b.split(REFERENCE_ROWS, dim=-1):
-        columns.append(a.to(wide) @ part.to(wide))
-    result = torch.cat(columns, dim=-1)
-    return result if bias is None else result + bias.to(wide)
-
-
-def _fused(offered: CandidateList) -> Fused:
-    """Return what oneDNN fuses to the product; its names are in `mkldnn_fusion.py`.
+def _scale(
+    spec: TensorSpec | None, count: int, std: float, seed: int, device: str
+) -> "torch.Tensor | None":
+    """Return scales that differ, and that bring fp8 values to a deviation of `std`.
 
     Raises:
-        UnsupportedError: it is not one that is known here.
+        UnsupportedError: they are neither one for all nor `count`, or no float32.
     """
-    if offered.op not in ("linear_unary", "linear_binary"):
-        return lambda product, _: product
-    library = _library_config(offered)
-    name = library.get("attr")
-    if offered.op == "linear_binary":
-        if name not in ("add", "sub"):
-            raise UnsupportedError(f"no reference for fused op: {name}")
-        sign = 1 if name == "add" else -1
-        return lambda product, other: product + sign * other
-    unary = _unary(f"gelu {library['algorithm']}" if name == "gelu" else str(name))
-    return lambda product, _: unary(product, *library["scalars"])
+    import torch
+
+    if spec is None:
+        return None
+    number = math.prod(spec.sizes)
+    if number not in (1, count) or spec.dtype != "float32":
+        raise UnsupportedError(f"no reference for scales: {spec.dtype} {spec.sizes}")
+    generator = torch.Generator().manual_seed(seed)
+    values = (torch.rand(spec.sizes, generator=generator) + 0.5) * (std / FP8_STD)
+    laid_out = torch.empty_strided(spec.sizes, spec.strides, device=device)
+    return laid_out.copy_(values)
 
 
-def _unary(name: str) -> Callable[..., "torch.Tensor"]:
-    """Return what oneDNN calls `name`; its scalars follow the tensor."""
-    from torch.nn import functional
-
-    known: dict[str, Callable[..., torch.Tensor]] = {
-        "none": lambda x: x,
-        "relu": functional.relu,
-        "swish": functional.silu,
-        "gelu none": functional.gelu,
-        "gelu tanh": functools.partial(functional.gelu, approximate="tanh"),
-        "tanh": lambda x: x.tanh(),
-        "sigmoid": lambda x: x.sigmoid(),
-        "hardsigmoid": functional.hardsigmoid,
-        "hardswish": functional.hardswish,
-        "hardtanh": functional.hardtanh,
-        "leaky_relu": functional.leaky_relu,
-    }
-    if name not in known:
-        raise UnsupportedError(f"no reference for activation: {name}")
-    return known[name]
+def _per(scale: "torch.Tensor", shape: tuple[int, int]) -> "torch.Tensor":
+    """Return one scale for all, or scales seen as a column or a row."""
+    return scale.reshape(() if scale.numel() == 1 else shape)
 
 
-def _library_config(offered: CandidateList) -> dict[str, Any]:
-    """Return the parameters of the library's candidate, which alone names them."""
-    for candidate in offered.candidates:
-        config = json.loads(candidate.config)
-        if "attr" in config:
-            return {name: ast.literal_eval(value) for name, value in config.items()}
-    raise UnsupportedError(f"no candidate says what is fused: {offered.op}")
+def _offsets(
+    spec: TensorSpec | None, sizes: Problem, seed: int, device: str
+) -> "torch.Tensor | None":
+    """Return where uneven groups end, one of them empty, as routing leaves them."""
+    import torch
+
+    if spec is None:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    shares = torch.rand(sizes.groups, generator=generator) + 0.1
+    if sizes.groups > 1:
+        shares[seed % sizes.groups] = 0
+    # The last end is M whatever was rounded before it.
+    ends = (shares.double().cumsum(0) / shares.double().sum() * sizes.m).round()
+    return ends.to(getattr(torch, spec.dtype)).to(device)

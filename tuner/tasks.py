@@ -1,12 +1,19 @@
 """Join the plan's GEMMs with the lists that the program really offered."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from flytune.caches.program import model_path
-from flytune.shapes.gemm import GemmShape
+from flytune.shapes.gemm import GemmShape, Op
 from flytune.tuner.candidate import CandidateList, TuneTask
-from flytune.tuner.operands import POSITIONS, problem
+from flytune.tuner.operands import LINEARS, POSITIONS, problem
+
+# By Inductor's name; a linear is a mm whatever is fused to it.
+_KINDS: dict[str, Op] = {
+    "bmm": "bmm",
+    "scaled_mm": "scaled_mm",
+    "grouped_mm": "grouped_mm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +66,56 @@ def planned_for(
     same = tuple(
         s
         for s in shapes
-        if (s.batch, s.m, s.n, s.k) == sizes
-        and (s.op == "bmm") == (offered.op == "bmm")
+        if (s.batch, s.groups, s.m, s.n, s.k) == astuple(sizes)
+        and _kind(s.op) == _kind(offered.op)
     )
     named = model_path(offered.piece, offered.module)
     exact = tuple(s for s in same if s.module == named)
     return exact or same
 
 
+def _kind(op: str) -> Op:
+    """Return the plan's name of an op, without what is added to a linear's product."""
+    return _KINDS.get(op, "mm")
+
+
 def _unplanned_shape(offered: CandidateList) -> GemmShape:
     """Return the GEMM of a list that no plan has, as far as its tensors tell."""
+    module = model_path(offered.piece, offered.module)
+    if offered.op not in POSITIONS:
+        return _unknown_shape(offered, module)
+    sizes, places = problem(offered), POSITIONS[offered.op]
+    a, b = offered.inputs[places.a], offered.inputs[places.b]
+    bias = 0 <= places.bias < len(offered.inputs)
+    kind = _kind(offered.op)
+    scaling = None
+    if places.scale_a >= 0:
+        scaling = (
+            "rowwise" if offered.inputs[places.scale_a].sizes[1:] else "tensorwise"
+        )
+    return GemmShape(
+        op="addmm" if kind == "mm" and bias else kind,
+        m=sizes.m,
+        n=sizes.n,
+        k=sizes.k,
+        batch=sizes.batch,
+        groups=sizes.groups,
+        a_dtype=a.dtype,
+        b_dtype=b.dtype,
+        out_dtype=offered.output.dtype,
+        layout="NN" if offered.op not in LINEARS and b.strides[-1] == 1 else "TN",
+        scaling=scaling,
+        bias=bias,
+        module=module,
+        rule="not planned",
+    )
+
+
+def _unknown_shape(offered: CandidateList, module: str) -> GemmShape:
     *batch, m, n = (1, 1, *offered.output.sizes)[-3:]
     first = offered.inputs[0]
     return GemmShape(
-        op="bmm" if offered.op == "bmm" else "mm",
+        op="mm",
         m=m,
         n=n,
         k=first.sizes[-1] if first.sizes else 1,
@@ -80,6 +123,6 @@ def _unplanned_shape(offered: CandidateList) -> GemmShape:
         a_dtype=first.dtype,
         b_dtype=offered.inputs[-1].dtype,
         out_dtype=offered.output.dtype,
-        module=model_path(offered.piece, offered.module),
+        module=module,
         rule="not planned",
     )

@@ -115,3 +115,67 @@ def test_bmm_is_of_bmm_alone() -> None:
     same = replace(scores, op="mm")
     assert planned_for(bmm(), [same, scores]) == (scores,)
     assert planned_for(bmm(), [replace(scores, batch=5)]) == ()
+
+
+def scaled(module: str = "mlp.gate_proj", *, bias: bool = False) -> CandidateList:
+    a = TensorSpec((16, 64), (64, 1), "float8_e4m3fn")
+    b = TensorSpec((64, 256), (1, 64), "float8_e4m3fn")
+    scale = TensorSpec((), (), "float32")
+    added = (TensorSpec((256,), (1,), "bfloat16"),) if bias else ()
+    made = offered([library("_scaled_mm")], m=16, n=256, k=64)
+    inputs = (a, b, scale, scale, *added)
+    return replace(made, op="scaled_mm", inputs=inputs, module=module)
+
+
+def grouped(groups: int = 8, module: str = "mlp.experts") -> CandidateList:
+    a = TensorSpec((32, 64), (64, 1), "bfloat16")
+    b = TensorSpec((groups, 64, 256), (64 * 256, 1, 64), "bfloat16")
+    offsets = TensorSpec((groups,), (1,), "int32")
+    made = offered([library("_grouped_mm")], m=32, n=256, k=64)
+    return replace(made, op="grouped_mm", inputs=(a, b, offsets), module=module)
+
+
+def test_scaled_mm_is_of_scaled_mm_alone() -> None:
+    fp8 = replace(GATE, op="scaled_mm")
+    assert planned_for(scaled(), [GATE, fp8]) == (fp8,)
+    assert planned_for(listed(GATE, module="mlp.gate_proj"), [fp8]) == ()
+
+
+def test_grouped_mm_is_of_as_many_groups() -> None:
+    experts = GemmShape(
+        "grouped_mm", 32, 256, 64, groups=8, module="model.layers.*.mlp.experts"
+    )
+    assert planned_for(grouped(), [replace(experts, groups=4), experts]) == (experts,)
+    assert planned_for(grouped(), [replace(experts, op="mm", groups=0)]) == ()
+
+
+def test_a_planned_addmm_may_be_a_fused_linear() -> None:
+    biased = replace(GATE, op="addmm", bias=True)
+    made = listed(GATE, module="mlp.gate_proj")
+    row, weight = made.inputs
+    bias = TensorSpec((16, 256), (0, 1), "bfloat16")
+    added = replace(made, op="addmm", inputs=(bias, row, weight))
+    assert planned_for(added, [biased]) == (biased,)
+    linear = replace(made, op="linear_unary", inputs=(row, weight, bias))
+    assert planned_for(linear, [biased]) == (biased,)
+
+
+@pytest.mark.parametrize(
+    ("made", "want"),
+    [
+        (scaled(), ("scaled_mm", 0, "float8_e4m3fn", "TN", "tensorwise", False)),
+        (
+            scaled(bias=True),
+            ("scaled_mm", 0, "float8_e4m3fn", "TN", "tensorwise", True),
+        ),
+        (grouped(), ("grouped_mm", 8, "bfloat16", "TN", None, False)),
+        (bmm(), ("bmm", 0, "bfloat16", "NN", None, False)),
+    ],
+)
+def test_an_unplanned_list_is_of_its_own_op(
+    made: CandidateList, want: tuple[object, ...]
+) -> None:
+    (task,) = join([], [made]).tasks
+    one = task.shape
+    found = (one.op, one.groups, one.b_dtype, one.layout, one.scaling, one.bias)
+    assert found == want
