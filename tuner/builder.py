@@ -12,6 +12,8 @@ from flytune.caches.inductor import CODECACHE
 from flytune.caches.records import Status
 from flytune.caches.stand_in import set_triton_target
 from flytune.tuner.candidate import ATEN, TRITON, BuildResult, Candidate, failure
+from flytune.tuner.reference import UnsupportedError
+from flytune.tuner.subgraph import DECOMPOSE_K, compile_kernels
 
 # What a kernel is loaded from; Triton's stages before it are left out.
 _TRITON_SUFFIXES = frozenset({".cubin", ".json", ".hsaco"})
@@ -34,8 +36,13 @@ def build(candidate: Candidate, profile: DeviceProfile | None = None) -> BuildRe
     try:
         if candidate.backend == TRITON and profile is not None:
             _compile_triton(candidate, profile)
+        elif candidate.backend == DECOMPOSE_K and candidate.source and profile:
+            set_triton_target(profile)
+            compile_kernels(candidate.source)
         else:
-            pickle.loads(candidate.request).precompile()
+            _precompile(candidate)
+    except UnsupportedError as error:
+        return BuildResult(candidate.choice_hash, Status.UNSUPPORTED, str(error))
     except Exception as error:  # a compiler may fail in any way: it becomes a row
         status, reason = failure(error, Status.COMPILE_ERROR)
         return BuildResult(candidate.choice_hash, status, reason)
@@ -46,6 +53,19 @@ def build(candidate: Candidate, profile: DeviceProfile | None = None) -> BuildRe
         compile_s=time.perf_counter() - start,
         files={name: (root / name).read_bytes() for name in made},
     )
+
+
+def _precompile(candidate: Candidate) -> None:
+    """Compile by Inductor's own request.
+
+    Raises:
+        UnsupportedError: Inductor has none.
+        Exception: whatever the compiler raises.
+    """
+    request = pickle.loads(candidate.request)
+    if request is None:
+        raise UnsupportedError(f"Inductor has no kernel to build: {candidate.template}")
+    request.precompile()
 
 
 def _compile_triton(candidate: Candidate, profile: DeviceProfile) -> None:

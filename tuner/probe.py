@@ -9,6 +9,7 @@ stored under a probe would be served to others (a probe is in no key).
 import functools
 import importlib.util
 import json
+import logging
 import pickle
 import re
 import sys
@@ -41,6 +42,9 @@ from flytune.tuner.candidate import (
     Packing,
     TensorSpec,
 )
+from flytune.tuner.subgraph import DECOMPOSE_K, is_decompose_k, is_subgraph, source_of
+
+logger = logging.getLogger(__name__)
 
 
 class Lowered(Exception):
@@ -53,6 +57,7 @@ class Probe:
     def __init__(self) -> None:
         self.lists: list[CandidateList] = []
         self.piece, self.tokens = "", 0
+        self._describing = False
 
     def arm(self) -> None:
         """Watch selection, keep one candidate of each list, stop after lowering.
@@ -73,7 +78,11 @@ class Probe:
         ) -> Any:
             for filter_choices in selector.preprocessing_fns:
                 choices = filter_choices(choices)
-            self.lists.append(self._describe(name, choices, input_nodes, layout))
+            # A candidate that is a graph is lowered to be described.
+            if not self._describing:
+                self._describing = True
+                self.lists.append(self._describe(name, choices, input_nodes, layout))
+                self._describing = False
             library = [c for c in choices if _backend(c) == ATEN]
             kept = (library or choices)[:1]
             return select(selector, name, kept, input_nodes, layout, *args, **kwargs)
@@ -137,6 +146,8 @@ def _backend(choice: Any) -> str:
     extern = private(SELECT, "ExternKernelCaller")[2]
     if isinstance(choice, extern):
         return ATEN
+    if is_decompose_k(choice):
+        return DECOMPOSE_K
     info = choice.info_dict()
     return str(info.get("backend", type(choice).__name__)).lower()
 
@@ -144,18 +155,22 @@ def _backend(choice: Any) -> str:
 def _candidate(choice: Any) -> Candidate:
     backend = _backend(choice)
     source, packing = "", None
+    # A choice is numbered in the order of the process: "triton_mm_7".
+    numbered = re.sub(r"_\d+$", "", choice.name)
     if backend == ATEN:
         template = str(choice.name)
         config = {name: repr(value) for name, value in choice.kwargs.items()}
+    elif is_subgraph(choice):
+        template, config = numbered, {"description": str(choice.description)}
     else:
-        # A Triton choice is numbered in the order of the process: "triton_mm_7".
-        numbered = re.sub(r"_\d+$", "", choice.name)
         template = str(getattr(choice, "category", "") or numbered)
         config = {k: repr(v) for k, v in choice.info_dict().items() if k != "backend"}
     if backend == CPP:
         packing = _packing(choice)
     elif backend == TRITON:
         source = Path(choice.bmreq.module_path).read_text()
+    elif backend == DECOMPOSE_K:
+        source = _lowered(choice)
     if packing is not None:
         config["register_blocking"] = repr(packing.register_blocking)
         config["blocked"] = repr(packing.blocked)
@@ -164,10 +179,22 @@ def _candidate(choice: Any) -> Candidate:
         template=template,
         config=json.dumps(config, sort_keys=True),
         choice_hash=choice.hash_key(),
-        request=pickle.dumps(getattr(choice, "bmreq", None)),
+        # A graph's request, where it has one, is of a module of this process.
+        request=pickle.dumps(
+            None if is_subgraph(choice) else getattr(choice, "bmreq", None)
+        ),
         packing=packing,
         source=source,
     )
+
+
+def _lowered(choice: Any) -> str:
+    """Return a graph's module, or nothing: the candidate is then not built."""
+    try:
+        return source_of(choice)
+    except Exception:  # lowering may fail in any way: the others are listed
+        logger.warning("not lowered: %s", choice.name, exc_info=True)
+        return ""
 
 
 def _packing(choice: Any) -> Packing:
