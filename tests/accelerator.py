@@ -19,14 +19,17 @@ POLICY = cuda_policy(tokens=(1, 64), threads=2, attention="sdpa")
 
 
 def probed(
-    folder: Path, absent: DeviceProfile | None, model: str = "Llama-3.1-8B"
+    folder: Path,
+    absent: DeviceProfile | None,
+    model: str = "Llama-3.1-8B",
+    search: str = "DEFAULT",
 ) -> tuple[CandidateList, ...]:
     """List candidates on the device, or on a stand-in for an absent one."""
     found = find_model(model)
     request = {
         "program": ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json(),
         "policy": POLICY.to_json(),
-        "search": "DEFAULT",
+        "search": search,
         "profile": None if absent is None else absent.to_json(),
     }
     hidden = {} if absent is None else {"CUDA_VISIBLE_DEVICES": ""}

@@ -112,6 +112,19 @@ def test_an_absent_device_is_asked_the_same_in_every_process(
         ]
 
 
+@pytest.mark.slow
+def test_a_wider_search_holds_all_that_serving_will_list(
+    compiled_build: Build, tmp_path: Path
+) -> None:
+    # One that serving lists and nobody has timed would make it time them all.
+    wide = probed(tmp_path, find_profile("h200"), str(SQUARE), "EXHAUSTIVE")
+    first = lists_of(compiled_build)
+    for narrow, one in zip(first, wide, strict=True):
+        assert (one.op, one.inputs_key) == (narrow.op, narrow.inputs_key)
+        hashes = {c.choice_hash for c in one.candidates}
+        assert hashes > {c.choice_hash for c in narrow.candidates}
+
+
 def test_the_timings_file_is_named_after_the_absent_device(
     compiled_build: Build,
 ) -> None:

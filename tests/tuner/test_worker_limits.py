@@ -1,0 +1,127 @@
+"""How much the farm asks of the nodes, and lets a compilation take."""
+
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from fakes import candidate
+
+from flytune.caches.columns import Status
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner import workers
+from flytune.tuner.remote_runner import Deadlines
+from flytune.tuner.runner import Device
+from flytune.tuner.workers import Farm, _memory_cap, _needs, _slots
+
+GIB = 2**30
+
+
+def node(cores: float, gib: float | None = None, alive: bool = True) -> dict[str, Any]:
+    """A node as Ray lists it; what it has none of is not among its resources."""
+    resources = {"CPU": cores} if cores else {}
+    if gib is not None:
+        resources["memory"] = gib * GIB
+    return {"Alive": alive, "Resources": resources}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slots"),
+    [
+        ([], 0),
+        ([node(0)], 0),
+        ([node(8)], 8),
+        ([node(8, 64.0)], 8),
+        # A build for each GiB.
+        ([node(8, 3.5)], 3),
+        ([node(8, 3.5), node(4, 100.0)], 7),
+        # A node that cannot hold a single one beside a node that can.
+        ([node(8, 0.5), node(4, 8.0)], 4),
+        # Where none can, or none says, cores alone count.
+        ([node(8, 0.5)], 8),
+        ([node(8, 0.5), node(2)], 10),
+        # A node that says nothing gets none while another one declares its memory.
+        ([node(8), node(2, 8.0)], 2),
+        ([node(8, 8.0, alive=False), node(1, 4.0)], 1),
+        ([node(8, 8.0, alive=False)], 0),
+        ([node(0.5, 8.0)], 0),
+    ],
+)
+def test_builds_at_once(nodes: list[dict[str, Any]], slots: int) -> None:
+    assert _slots(nodes) == slots
+
+
+@pytest.mark.parametrize(
+    ("nodes", "memory"),
+    [
+        ([], None),
+        ([node(8)], None),
+        ([node(8, 0.5)], None),
+        ([node(8, 64.0, alive=False), node(8)], None),
+        ([node(8, 1.0)], GIB),
+        ([node(8), node(8, 64.0)], GIB),
+    ],
+)
+def test_what_a_build_asks_of_ray(
+    nodes: list[dict[str, Any]], memory: int | None
+) -> None:
+    asked = {"num_cpus": 1} if memory is None else {"num_cpus": 1, "memory": memory}
+    assert _needs(nodes) == asked
+
+
+@pytest.mark.parametrize(
+    ("slots", "steps"),
+    [(8, [4, 2, 1, 1]), (5, [2, 1, 1]), (1, [1, 1])],
+)
+def test_each_throttling_halves_what_is_built_at_once(
+    monkeypatch: pytest.MonkeyPatch, slots: int, steps: list[int]
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [node(slots)])
+    farm = Farm(None, {}, Deadlines())
+    assert [farm.throttle() for _ in steps] == steps
+
+
+def test_a_farm_that_is_throttled_builds_everything_one_after_another() -> None:
+    names = [f"good {number}" for number in range(5)]
+    with Farm(None, {}, Deadlines()) as farm:
+        building = farm.build_all([candidate(name) for name in names])
+        first = next(building)
+        while farm.throttle() > 1:
+            pass
+        results = [first, *building]
+        assert sorted(r.choice_hash for r in results) == names
+        assert {r.status for r in results} == {Status.OK}
+        with pytest.raises(FlytuneError) as caught:
+            farm.runners(Device("NVIDIA H200", 2**20, 2**30, "cuda"), threads=1)
+    assert str(caught.value) == "no node of the Ray cluster has a device: NVIDIA H200"
+
+
+@pytest.fixture
+def small_cap(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(workers, "_BUILD_CAP_BYTES", 2**28)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    yield 2**28
+    resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def test_a_build_that_takes_too_much_fails_and_harms_no_later_one(
+    small_cap: int,
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with _memory_cap():
+        assert len(bytearray(small_cap // 4)) == small_cap // 4
+        with pytest.raises(MemoryError):
+            bytearray(2 * small_cap)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    with pytest.raises(ZeroDivisionError), _memory_cap():
+        raise ZeroDivisionError
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert len(bytearray(2 * small_cap)) == 2 * small_cap
+
+
+def test_a_cap_counts_from_what_the_process_has_already(small_cap: int) -> None:
+    held = bytearray(4 * small_cap)
+    with _memory_cap():
+        assert len(bytearray(small_cap // 4)) == small_cap // 4
+    assert len(held) == 4 * small_cap
