@@ -21,7 +21,7 @@ from flytune.caches.policy import ServingPolicy
 from flytune.shapes.errors import FlytuneError
 
 # What an outer shell or `flytune exec` may have set and a policy must not inherit.
-_FOREIGN = (
+FOREIGN = (
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_CACHING", "TORCH_LOGS"),
     *("TRITON_", "FLYDSL_", "FLYTUNE_INSTALLED", "FLYTUNE_CHANGES"),
 )
@@ -52,7 +52,7 @@ def clean_environment(
 
 def plain_environment() -> dict[str, str]:
     """Return this process's environment without any setting of torch's."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    return {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
 
 
 def die_with_parent() -> None:

@@ -7,10 +7,8 @@ candidates that the device will be asked for (`stand_in`).
 """
 
 import functools
-import importlib.metadata
 import json
 import os
-import re
 import sys
 import sysconfig
 import tempfile
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flytune.caches.child import plain_environment, run_module
-from flytune.caches.host import Part
+from flytune.caches.host import Part, installed
 from flytune.shapes.errors import FlytuneError
 
 MODULE = "flytune.caches.device_profile"
@@ -161,6 +159,11 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and value > 0
 
 
+def may_have_accelerator() -> bool:
+    """Whether this host has the driver of one; asked without torch."""
+    return any(map(os.path.exists, _DEVICE_FILES))
+
+
 @functools.cache
 def live_profile() -> DeviceProfile | None:
     """Return the profile of this process's first visible accelerator, if any.
@@ -170,7 +173,7 @@ def live_profile() -> DeviceProfile | None:
     Raises:
         FlytuneError: torch cannot be asked.
     """
-    if not any(map(os.path.exists, _DEVICE_FILES)):
+    if not may_have_accelerator():
         return None
     with tempfile.TemporaryDirectory(prefix="flytune-device-") as directory:
         result = Path(directory) / "profile.json"
@@ -179,8 +182,8 @@ def live_profile() -> DeviceProfile | None:
     return None if row is None else DeviceProfile.from_json(row)
 
 
-def capture(index: int = 0) -> DeviceProfile:
-    """Return the profile of a device that this process can use.
+def capture() -> DeviceProfile:
+    """Return the profile of the first device that this process can use.
 
     Raises:
         RuntimeError: CUDA cannot use the device.
@@ -189,7 +192,7 @@ def capture(index: int = 0) -> DeviceProfile:
 
     from flytune.caches import inductor
 
-    raw = torch.cuda.get_device_properties(index)
+    raw = torch.cuda.get_device_properties(0)
     properties = {
         name: value
         for name in dir(raw)
@@ -207,7 +210,7 @@ def capture(index: int = 0) -> DeviceProfile:
             "python_abi": str(sysconfig.get_config_var("SOABI")),
             "torch": str(torch.__version__),
             "torch_key": inductor.torch_key(),
-            "triton": importlib.metadata.version("triton"),
+            "triton": installed("triton"),
             "triton_key": inductor.triton_key(),
         },
     )
@@ -223,13 +226,6 @@ def _arch(properties: Mapping[str, Any], hip: bool) -> str:
     if hip:
         return str(properties["gcnArchName"]).partition(":")[0]
     return f"sm_{properties['major']}{properties['minor']}"
-
-
-def short_name(product: str) -> str:
-    """Return a profile's file name for a product, such as "h200"."""
-    words = re.findall(r"[a-z0-9]+", product.lower())
-    makers = ("nvidia", "amd", "instinct")
-    return "-".join(word for word in words if word not in makers)
 
 
 def main() -> None:

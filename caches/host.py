@@ -64,8 +64,8 @@ def software(torch_key: str | None) -> dict[str, Part]:
         "torch_key": torch_key,
         "cuda": torch.get("cuda", ABSENT),
         "hip": torch.get("hip", ABSENT),
-        "triton": _installed("triton"),
-        "flydsl": _installed("flydsl"),
+        "triton": installed("triton"),
+        "flydsl": installed("flydsl"),
         "driver": _driver(),
         "python_abi": sysconfig.get_config_var("SOABI"),
         "glibc": _glibc(),
@@ -120,7 +120,7 @@ def _torch_version() -> Mapping[str, str]:
     return found
 
 
-def _installed(distribution: str) -> str:
+def installed(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

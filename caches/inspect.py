@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.manifest import Manifest
 from flytune.caches.placing import CACHES
 
 _SHOWN_WINNERS = 12
@@ -26,7 +27,7 @@ def describe(path: Path | str) -> str:
         ("hardware", _words(manifest.target["hardware"])),
         ("software", _words(manifest.target["software"])),
         ("built by", _software(manifest.software)),
-        ("timed on", manifest.timed_on or "nothing: only compiled"),
+        ("timed on", manifest.timed_on or _untimed(manifest)),
         ("policy", _words(manifest.policy)),
         ("coverage", _words(manifest.coverage)),
         ("bake", _words(manifest.bake)),
@@ -35,6 +36,12 @@ def describe(path: Path | str) -> str:
         *_winners(manifest.winners),
     ]
     return "\n".join(f"{name:<10}{text}" for name, text in lines)
+
+
+def _untimed(manifest: Manifest) -> str:
+    if manifest.compiled_only:
+        return "nothing: candidates were compiled, for a build where the device is"
+    return "nothing: no list had a choice that could be timed"
 
 
 def summary(path: Path | str) -> dict[str, Any]:

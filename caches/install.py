@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.device_profile import may_have_accelerator
 from flytune.caches.hook import flytune_hook
 from flytune.caches.host import Part
 from flytune.caches.manifest import Manifest
@@ -167,8 +168,9 @@ def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:
     built = Target.from_json(manifest.target)
     # An accelerator cannot be asked without torch: its parts stay unknown here, and
     # Inductor's own keys hold them.
-    hardware: dict[str, Part] | None
-    hardware = None if built.hardware.get("kind") == "cpu" else {}
+    hardware: dict[str, Part] | None = None
+    if built.hardware.get("kind") != "cpu":
+        hardware = {} if may_have_accelerator() else {"kind": "absent"}
     live = Target.here(threads=manifest.policy.get("threads"), hardware=hardware)
     parts = tuple(
         result
@@ -177,6 +179,12 @@ def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:
         or result.part.startswith("hardware.")
         or result.part in _HOST_SOFTWARE
     )
+    if manifest.compiled_only:
+        only = PartResult(
+            *("bundle", PartStatus.MISS, "another build", "serving"),
+            reason="its candidates are compiled, and nothing is tuned or baked",
+        )
+        return (only, *parts)
     if manifest.software == "serving":
         return parts
     stand_in = PartResult(

@@ -102,6 +102,11 @@ class Manifest:
         row["files"] = _files_from_row(row["files"])
         return cls(**row)
 
+    @property
+    def compiled_only(self) -> bool:
+        """Whether it holds kernels for another build, and nothing to serve from."""
+        return self.bake.get("passes") == []
+
     def to_json(self) -> bytes:
         """Return canonical JSON: sorted keys, no spaces, one closing newline.
 

@@ -138,13 +138,11 @@ def cuda_policy(
     threads: int,
     attention: str,
     backends: tuple[str, ...] = ("ATEN", "TRITON"),
-    coordinate_descent: bool = True,
 ) -> ServingPolicy:
     """Return the policy that serves as `torch.compile(mode=CUDA_POLICY)` does.
 
     Args:
         backends: Of `max_autotune_gemm_backends`, upper case.
-        coordinate_descent: Whether fused kernels are tuned by steps, as that mode does.
     """
     return ServingPolicy(
         name=CUDA_POLICY,
@@ -155,7 +153,7 @@ def cuda_policy(
         inductor={
             "max_autotune": True,
             "max_autotune_gemm_backends": ",".join(backends),
-            "coordinate_descent_tuning": coordinate_descent,
+            "coordinate_descent_tuning": True,
         },
         dynamo=_static_sizes(2 * len(tokens)),
         env={"OMP_NUM_THREADS": str(threads)},

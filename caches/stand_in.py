@@ -121,7 +121,7 @@ def _replace_torch(profile: DeviceProfile) -> None:
     setattr(mode, attribute, True)
     module: Any = importlib.import_module(fake)
     if hasattr(module, "init_gpu_context"):
-        # Up to torch 2.14 a fake tensor's device is made ready by a real tensor.
+        # A fake tensor's device is made ready by a real tensor.
         module.init_gpu_context = lambda *_: None
 
 

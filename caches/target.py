@@ -81,6 +81,7 @@ _CPU_RULES: Mapping[str, _Rule] = {
 _CUDA_RULES: Mapping[str, _Rule] = {
     "hardware.l2_bytes": _Rule(_WARNING, "no key holds it, times depend on it"),
     "software.compiler": _Rule(_WARNING, "no kernel for this device is made by it"),
+    "software.flydsl": _Rule(_WARNING, "no graph for this device imports it"),
 }
 _RULES_OF = {"cpu": _CPU_RULES, "cuda": _CUDA_RULES}
 

@@ -60,7 +60,8 @@ def _asked(python: Path) -> Mapping[str, Any]:
     try:
         done = subprocess.run(
             [str(python), "-c", _ASK],
-            env=plain_environment(),
+            # The builder's own path would show it the builder's own torch.
+            env={k: v for k, v in plain_environment().items() if k != "PYTHONPATH"},
             capture_output=True,
             text=True,
             check=True,
@@ -90,6 +91,10 @@ def _why(error: Exception) -> str:
 def _captured(path: Path) -> Mapping[str, Any]:
     try:
         row = json.loads(path.read_text())
+    except OSError as error:
+        raise FlytuneError(
+            f"device profile cannot be read: {path}: {error.strerror}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise FlytuneError(f"device profile is not JSON: {path}") from error
     return DeviceProfile.from_json(row).captured_with

@@ -78,6 +78,8 @@ def verify(bundle: Bundle) -> Verdict:
     """
     manifest = bundle.manifest
     policy = ServingPolicy.from_json(manifest.policy)
+    if manifest.compiled_only:
+        return _refused(("nothing is baked: the bundle holds kernels for a build",))
     wrong = target_misses(manifest, policy)
     if wrong:
         return _refused(tuple(f"target differs: {line}" for line in wrong))

@@ -120,6 +120,7 @@ def bake(
                 break
             if descends and number == 1:
                 forget_stored_graphs(cache_dir)
+                taken.clear()
     refused = sorted({k.reason for k in lookups if k.state == "bypass"})
     return Bake(
         cache_dir,

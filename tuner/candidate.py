@@ -129,11 +129,16 @@ class RunResult:
     method: str = ""
     beaten: bool = False
     """Whether it left the race early, surely slower than another."""
+    cost_the_process: bool = False
+    """Whether the device's process had to be replaced."""
     disturbed: bool = False
     """Whether the device was not itself while it was timed, however often."""
     clock_mhz: float | None = None
     """Of the device, while it was timed."""
     device_uuid: str | None = None
+
+
+_NO_MEMORY = ("allocate memory", "out of memory")
 
 
 def failure(error: BaseException, otherwise: Status) -> tuple[Status, str]:
@@ -146,9 +151,10 @@ def failure(error: BaseException, otherwise: Status) -> tuple[Status, str]:
     found = next((line for line in lines if "error" in line.lower()), "")
     words = (found or (lines[0] if lines else "no message"))[:300]
     reason = f"{type(error).__name__}: {words}"
-    # torch's allocators raise a RuntimeError, Triton an OutOfResources of its own.
-    if isinstance(error, MemoryError) or "allocate memory" in words:
+    # torch's allocators raise errors of many names, Triton an OutOfResources of its
+    # own, which Inductor passes on in the words of another.
+    if isinstance(error, MemoryError) or any(said in words for said in _NO_MEMORY):
         return Status.OUT_OF_MEMORY, reason
-    if type(error).__name__ == "OutOfResources":
+    if "OutOfResources" in reason:
         return Status.OVER_RESOURCES, reason
     return otherwise, reason

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.child import FOREIGN
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.nodes import check_nodes, last_line
 
@@ -23,6 +24,11 @@ HEALTH_S = 60.0
 # Ray's sockets lie below its directory, and their paths hold 107 characters at most.
 _LONGEST_TEMPORARY = 20
 _PREFIX = "flytune-ray-"
+WORKER_ENV = {
+    # The candidates were listed under this instruction set: building needs no probe.
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 _LOCK = "flytune.lock"
 # A directory this young may not have been locked yet.
 _YOUNG_S = 60.0
@@ -32,11 +38,15 @@ _LEAST_FREE_BYTES = 32 * 2**20
 
 
 @contextlib.contextmanager
-def joined(address: str | None, env: Mapping[str, str]) -> Iterator[None]:
+def joined(
+    address: str | None, env: Mapping[str, str], *, accelerator: bool
+) -> Iterator[None]:
     """Be Ray's driver for a while, with `env` in every worker.
 
     Args:
         address: Of a running cluster; None starts one that ends with the context.
+        env: Environment variables.
+        accelerator: Whether kernels are built for one, and not for this host's CPU.
 
     Raises:
         FlytuneError: there is no Ray at that address, or none can be started, or a
@@ -45,11 +55,13 @@ def joined(address: str | None, env: Mapping[str, str]) -> Iterator[None]:
     # Ray's own usage report and its dashboard have no place in a build.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A thread that outlives the session must not start another Ray by asking it.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if address is not None:
         _refuse_client(address)
         _check_reachable(address)
         with _session(address, env):
-            check_nodes()
+            check_nodes(accelerator=accelerator)
             try:
                 yield
             finally:
@@ -186,6 +198,10 @@ def own_cache_directory() -> None:
         root = _directory_of_job()
         root.mkdir(parents=True, exist_ok=True)
         directory = tempfile.mkdtemp(prefix="worker-", dir=root)
+        # What the driver's shell set would lead kernels elsewhere, or change them.
+        for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+            if name not in WORKER_ENV:
+                del os.environ[name]
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = directory
         os.environ["FLYTUNE_WORKER"] = str(os.getpid())
 

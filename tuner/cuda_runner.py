@@ -2,10 +2,11 @@
 
 import contextlib
 import fcntl
-import os
+import importlib
 import pickle
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from flytune.tuner.cuda_timing import CANARY_MOVED, Canary, graph_samplers
 from flytune.tuner.kernels import Kernel, in_order, returning
 from flytune.tuner.operands import Operands, UnsupportedError
 from flytune.tuner.runner import Device, DeviceLostError, LocalRunner
+from flytune.tuner.subgraph import DECOMPOSE_K, load_call
 from flytune.tuner.telemetry import Telemetry
 from flytune.tuner.timing import Race, TimingPlan, time_interleaved
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # Times that a batch is measured before a moving canary is only noted.
 _BATCHES = 3
+_LOCK_S = 30.0
 # Replays of the canary that wake an idle device's clocks.
 _WAKING = 25
 
@@ -33,8 +36,8 @@ class CudaRunner(LocalRunner):
     """Runs ATen's and Triton's kernels; compiles nothing.
 
     Raises:
-        FlytuneError: the process does not see exactly one device, or another process
-            times on it.
+        FlytuneError: the process does not see exactly one device, it is another than
+            what is built for, or another process times on it.
     """
 
     def __init__(self, device: Device) -> None:
@@ -43,12 +46,15 @@ class CudaRunner(LocalRunner):
         seen = torch.cuda.device_count()
         if seen != 1:
             raise FlytuneError(f"a runner must see one device, and sees {seen}")
+        if (product := torch.cuda.get_device_name(0)) != device.name:
+            raise FlytuneError(f"a device is no {device.name}: {product}")
         self.uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
         self._lock = lock_device(self.uuid)
         super().__init__(device)
         self._stream = torch.cuda.Stream()
         self._telemetry = Telemetry(self.uuid)
         self._weights: tuple[torch.Tensor, ...] = ()
+        self._out: torch.Tensor | None = None
         self._canary = Canary(self._stream)
         if not self._canary.is_right():
             raise FlytuneError(f"the device multiplies wrongly: {self.uuid}")
@@ -93,13 +99,16 @@ class CudaRunner(LocalRunner):
         """Return the samples, and the share by which the canary moved meanwhile."""
         for _ in range(_WAKING):
             self._canary.time_us()
+        races = []
+        end = time.monotonic() + plan.max_seconds
         for _ in range(_BATCHES):
             before = self._canary.time_us()
             race = time_interleaved(samplers, plan)
             moved = abs(self._canary.time_us() / before - 1)
-            if moved <= CANARY_MOVED:
+            races.append((race, moved))
+            if moved <= CANARY_MOVED or time.monotonic() > end:
                 break
-        return race, moved
+        return min(races, key=lambda pair: pair[1])
 
     def _what_was_warm(self) -> str:
         copies = len(self._weights)
@@ -117,11 +126,13 @@ class CudaRunner(LocalRunner):
             for _ in range(copies - 1)
         )
         self._weights = (operands.b, *clones)
+        # One for all candidates: a head's output times a long list fills the device.
+        self._out = _output(task, operands)
         torch.cuda.synchronize()
 
     def begin(self, task: TuneTask) -> None:
         """Make the operands and the reference of a task; forget the one before."""
-        self._weights = ()
+        self._weights, self._out = (), None
         super().begin(task)
 
     def _make_kernels(
@@ -129,20 +140,17 @@ class CudaRunner(LocalRunner):
     ) -> tuple[Kernel, ...]:
         import torch
 
-        request = pickle.loads(candidate.request)
-        if candidate.backend == TRITON:
-            load_triton(candidate)
-            request.module_path = str(source_path(request.module_cache_key))
-        elif candidate.backend != ATEN:
-            raise UnsupportedError(f"no runner for backend: {candidate.backend}")
+        make = _launches(candidate)
         kernels = []
         # A launch is bound to the stream that is current when it is made.
         with torch.cuda.stream(self._stream), _poisoned_memory():
-            out = _output(task, operands)
+            assert self._out is not None
+            self._out.fill_(torch.nan)
             for weight in self._weights:
                 inputs = in_order(task.offered, operands, weight)
-                launch = request.make_run_fn(*inputs, out=out)
-                kernels.append(self._on_stream(returning(launch, out)))
+                kernels.append(self._on_stream(make(inputs, self._out)))
+            # Freed at once: a kernel that makes its own output is given NaN too.
+            _output(task, operands)
         torch.cuda.synchronize()
         return tuple(kernels)
 
@@ -170,6 +178,39 @@ class CudaRunner(LocalRunner):
             raise DeviceLostError(reason) from error
         if not right:
             raise DeviceLostError(f"{reason}; the device multiplies wrongly since")
+
+
+def _launches(
+    candidate: Candidate,
+) -> Callable[[list["torch.Tensor"], "torch.Tensor"], Kernel]:
+    """Return what makes a launch of a candidate from its inputs and its output.
+
+    Raises:
+        UnsupportedError: the backend is not one that runs on this device.
+    """
+    if candidate.backend == DECOMPOSE_K:
+        call = load_call(candidate.source)
+        return lambda inputs, _: lambda: call([*inputs])[0]
+    if candidate.backend not in (ATEN, TRITON):
+        raise UnsupportedError(f"no runner for backend: {candidate.backend}")
+    request = pickle.loads(candidate.request)
+    if candidate.backend == TRITON:
+        load_triton(candidate)
+        request.module_path = str(source_path(request.module_cache_key))
+    else:
+        # Inductor finds a library's kernel by a name that its lowerings register.
+        importlib.import_module("torch._inductor.lowering")
+
+    def make(inputs: list["torch.Tensor"], out: "torch.Tensor") -> Kernel:
+        launch: Kernel = request.make_run_fn(*inputs, out=out)
+        # Without an out variant the library returns an output of its own.
+        return returning(launch, out) if _writes(request) else launch
+
+    return make
+
+
+def _writes(request: Any) -> bool:
+    return bool(getattr(request, "has_out_variant", True))
 
 
 def _output(task: TuneTask, operands: Operands) -> "torch.Tensor":
@@ -200,17 +241,28 @@ def _poisoned_memory() -> Iterator[None]:
 def lock_device(uuid: str) -> IO[str]:
     """Hold a device for timing until the file that is returned is closed.
 
+    Waits a while: a process that was killed may still be dying.
+
     Raises:
         FlytuneError: another process of this host holds it.
     """
     path = Path(tempfile.gettempdir()) / f"flytune-{uuid}.lock"
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise FlytuneError(
-            f"another flytune times on this device: {uuid}",
-            hint="wait for it, or show this one another device",
-        ) from error
-    return file
+        file = path.open("a")
+    except PermissionError:
+        # Another user's: reading is enough to lock it.
+        file = path.open()
+    end = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            if time.monotonic() < end:
+                time.sleep(0.2)
+                continue
+            file.close()
+            raise FlytuneError(
+                f"another flytune times on this device: {uuid}",
+                hint="wait for it, or show this one another device",
+            ) from error

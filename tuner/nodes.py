@@ -9,10 +9,15 @@ NODE_S = 60.0
 # What decides whether a kernel that a node compiles is one that this host may load.
 _HARDWARE = ("arch", "isa")
 _SOFTWARE = ("torch", "torch_git", "python_abi", "compiler", "glibc")
+# An accelerator's kernels are made by Triton alone.
+_TRITON_SOFTWARE = ("torch", "torch_git", "triton", "python_abi")
 
 
-def check_nodes() -> None:
+def check_nodes(*, accelerator: bool) -> None:
     """Refuse a joined cluster with a node whose kernels this host could not use.
+
+    Args:
+        accelerator: Whether kernels are built for one, and not for this host's CPU.
 
     Raises:
         FlytuneError: a node differs in what decides kernels, or runs no flytune.
@@ -21,38 +26,42 @@ def check_nodes() -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(_kernel_target)
-    asked = {
-        remote.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], False)
-        ).remote(): f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-        for node in ray.nodes()
-        if node["Alive"]
-    }
+    asked = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            there_only = NodeAffinitySchedulingStrategy(node["NodeID"], False)
+            on_node = remote.options(scheduling_strategy=there_only)
+            name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+            asked[on_node.remote(accelerator)] = name
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_S)
     if late:
         raise FlytuneError(
             f"a node of the cluster does not answer in {NODE_S:g} s: {asked[late[0]]}"
         )
-    here = _kernel_target()
+    here = _kernel_target(accelerator)
     for reference in done:
-        node = asked[reference]
+        name = asked[reference]
         try:
             there = ray.get(reference)
         except ray.exceptions.RayError as error:
             raise FlytuneError(
-                f"a node of the cluster cannot run flytune: {node}: {last_line(error)}",
+                f"a node of the cluster cannot run flytune: {name}: {last_line(error)}",
                 hint="install the same flytune on every node",
             ) from error
         if found := difference(there, here):
             raise FlytuneError(
-                f"a node of the cluster cannot build for this host: {node}: {found}",
-                hint="join only nodes with this host's CPU, torch and compiler",
+                f"a node of the cluster cannot build for this host: {name}: {found}",
+                hint="join only nodes with this host's CPU, torch and compiler; for an "
+                "accelerator torch, Triton and Python are enough",
             )
 
 
-def _kernel_target() -> Target:
-    """Return what decides C++ kernels on the node that runs this."""
+def _kernel_target(accelerator: bool) -> Target:
+    """Return what decides kernels on the node that runs this."""
     whole = Target.here(threads=None)
+    if accelerator:
+        parts = {name: whole.software[name] for name in _TRITON_SOFTWARE}
+        return Target({"kind": "accelerator"}, parts)
     return Target(
         {name: whole.hardware[name] for name in _HARDWARE},
         {name: whole.software[name] for name in _SOFTWARE},

@@ -8,7 +8,8 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.records import TuningRecord, read_records
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.publish import KERNELS, RECORDS_NAME
+from flytune.tuner.publish import KERNELS, PACKING, RECORDS_NAME
+from flytune.tuner.recall import BUILT_NAME
 
 
 class OlderBundle:
@@ -58,14 +59,16 @@ class OlderBundle:
         if not names:
             return 0
         with tempfile.TemporaryDirectory(
-            prefix="flytune-from-", dir=built.parent
+            prefix=f"{PACKING}from-", dir=built.parent
         ) as directory:
             placed = Path(directory) / "bundle"
             self._bundle.place(placed, only=names)
             taken = 0
             for folder in (placed / KERNELS).iterdir():
-                if not (built / folder.name).exists():
+                own = built / folder.name
+                if not (own / BUILT_NAME).exists():
+                    shutil.rmtree(own, ignore_errors=True)
                     built.mkdir(exist_ok=True)
-                    shutil.move(folder, built / folder.name)
+                    shutil.move(folder, own)
                     taken += 1
         return taken

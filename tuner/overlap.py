@@ -24,7 +24,7 @@ class Timed(NamedTuple):
 def timed_while_building(
     tasks: Iterable[TuneTask],
     built: Mapping[str, BuildResult],
-    building: Iterable[BuildResult],
+    building: Iterable[BuildResult | None],
     runs: Sequence[Run],
 ) -> Iterator[Timed]:
     """Yield every list once its candidates are built and timed, in no order.
@@ -34,7 +34,7 @@ def timed_while_building(
     Args:
         tasks: What to time.
         built: By choice hash, what needs no building any more.
-        building: What is built meanwhile, as it ends.
+        building: What is built meanwhile, as it ends; None where nothing is yet.
         runs: One a device; each has a thread of its own.
 
     Raises:
@@ -62,7 +62,9 @@ def timed_while_building(
             yield timed
 
 
-def _with_start(building: Iterable[BuildResult]) -> Iterator[BuildResult | None]:
+def _with_start(
+    building: Iterable[BuildResult | None],
+) -> Iterator[BuildResult | None]:
     """Yield None before the first result: lists may be complete before it."""
     yield None
     yield from building
@@ -78,7 +80,7 @@ class _Pool:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._ready: queue.Queue[tuple[TuneTask, tuple[BuildResult, ...]]]
         self._ready = queue.Queue()
-        self._done: queue.Queue[Timed | Exception] = queue.Queue()
+        self._done: queue.Queue[Timed | BaseException] = queue.Queue()
         self._alive = len(runs)
         for run in runs:
             threading.Thread(target=self._work, args=(run,), daemon=True).start()
@@ -115,7 +117,8 @@ class _Pool:
                 self._ready.put((task, builds))
                 self._done.put(error)
                 return
-            except Exception as error:  # raised again where it is waited for
+            # Ray raises SystemExit too; each is raised again where it is waited for.
+            except BaseException as error:
                 self._done.put(error)
                 return
             self._done.put(Timed(task, builds, results))

@@ -235,14 +235,14 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def _check_memory(
     shapes: tuple[GemmShape, ...], needed: int, profile: DeviceProfile | None
 ) -> None:
-    free = free_bytes()
+    free, there_is = free_bytes(), "free"
     if profile is not None:
-        free = int(profile.properties["total_memory"])
+        free, there_is = int(profile.properties["total_memory"]), "on the device"
     if needed > free:
         largest = max(shapes, key=lambda s: s.n * s.k + s.m * s.n * s.batch)
         raise FlytuneError(
             f"no memory for {largest.module} {largest}: the build takes about "
-            f"{needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are free",
+            f"{needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are {there_is}",
             hint="free memory, or build fewer or smaller --tokens",
         )
 

@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,13 @@ class Built:
     manifest: Manifest
     verdict: Verdict | None
     """None where candidates were compiled and nothing was baked."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is of use: a bundle that hits, or kernels that were compiled."""
+        if self.verdict is not None:
+            return self.verdict.ok(strict=False)
+        return bool(self.manifest.coverage["compiled"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +100,12 @@ def publish_compiled(made: Made, builds: Mapping[str, BuildResult]) -> Built:
         ]
         write_records(records, staging / RECORDS_NAME)
         manifest = _manifest(made, (), None)
-        pack(staging, manifest, out)
-    return Built(out, manifest, None)
+        counts = Counter(str(record.status) for record in records)
+        compiled = sum(1 for build in builds.values() if build.files)
+        more = {"candidates": dict(counts), "compiled": compiled}
+        coverage = {**manifest.coverage, **more}
+        pack(staging, replace(manifest, coverage=coverage), out)
+    return Built(out, replace(manifest, coverage=coverage), None)
 
 
 def _stage(
@@ -125,7 +137,7 @@ def _manifest(
         triton_key=found.triton_key,
         hardware=plan.target.hardware,
     )
-    was_timed = any(d.was_choice for d in decisions)
+    was_timed = any(d.was_choice and d.was_timed for d in decisions)
     # Without a bake nothing shows that this environment is the one that serves.
     vouched = baked is not None or options.target_env is not None
     return Manifest(

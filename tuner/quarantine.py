@@ -12,16 +12,20 @@ from pathlib import Path
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
+from flytune.tuner.candidate import ATEN, BuildResult, RunResult, TuneTask
 
 NAME = "quarantine.jsonl"
 EXCLUDED = "excluded by --exclude"
-# What may cost more than the candidate: a device, or the minutes of a deadline.
-_DANGEROUS = frozenset({Status.FAULT, Status.TIMEOUT})
+_QUARANTINED = "quarantined in "
+
+
+def was_refused(reason: str | None) -> bool:
+    """Whether a record's reason is that its candidate might not be tried."""
+    return reason == EXCLUDED or (reason or "").startswith(_QUARANTINED)
 
 
 class Quarantine:
-    """The candidates that may not be tried on one device, by choice hash."""
+    """The candidates that may not be tried on one device, each in its list."""
 
     def __init__(self, path: Path, device: str, excluded: Iterable[str] = ()) -> None:
         """Read what earlier runs have put in.
@@ -36,36 +40,56 @@ class Quarantine:
         """
         self._path, self._device = path, device
         self._reasons = dict(self._read())
-        self._reasons |= dict.fromkeys(excluded, EXCLUDED)
+        self._excluded = frozenset(excluded)
 
     def refusals(self, task: TuneTask) -> dict[str, BuildResult]:
         """Return a result for each candidate of a list that may not be tried."""
-        return {
-            name: BuildResult(name, Status.FAULT, f"quarantined: {reason}")
-            for candidate in task.offered.candidates
-            if (reason := self._reasons.get(name := candidate.choice_hash)) is not None
-        }
+        refused = {}
+        for candidate in task.offered.candidates:
+            name = candidate.choice_hash
+            reason = self._reasons.get((task.offered.inputs_key, name))
+            if name in self._excluded:
+                reason = EXCLUDED
+            elif reason is not None:
+                reason = f"{_QUARANTINED}{self._path}: {reason}"
+            if reason is not None:
+                refused[name] = BuildResult(name, Status.FAULT, reason)
+        return refused
 
-    def add(self, results: Iterable[RunResult]) -> tuple[str, ...]:
-        """Keep the dangerous ones of a list's results; return their hashes.
+    def add(self, task: TuneTask, results: Iterable[RunResult]) -> tuple[str, ...]:
+        """Keep those of a list's candidates that cost the device's process.
+
+        Never the library's, without which a list may have no survivor.
+
+        Returns:
+            The hashes of the new ones.
 
         Raises:
             FlytuneError: the file cannot be written.
         """
+        key = task.offered.inputs_key
+        library = {c.choice_hash for c in task.offered.candidates if c.backend == ATEN}
         new = {
-            result.choice_hash: result.reason
+            (key, result.choice_hash): result.reason
             for result in results
-            if result.status in _DANGEROUS and result.choice_hash not in self._reasons
+            if result.cost_the_process
+            and result.choice_hash not in library
+            and (key, result.choice_hash) not in self._reasons
         }
         if new:
             self._append(new)
             self._reasons |= new
-        return tuple(new)
+        return tuple(name for _, name in new)
 
-    def _append(self, new: Mapping[str, str]) -> None:
+    def _append(self, new: Mapping[tuple[str, str], str]) -> None:
         rows = [
-            {"device": self._device, "choice_hash": name, "reason": reason}
-            for name, reason in new.items()
+            {
+                "device": self._device,
+                "inputs_key": key,
+                "choice_hash": name,
+                "reason": reason,
+            }
+            for (key, name), reason in new.items()
         ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         try:
@@ -83,7 +107,7 @@ class Quarantine:
                 f"cannot write the quarantine: {self._path}: {error.strerror}"
             ) from error
 
-    def _read(self) -> Iterator[tuple[str, str]]:
+    def _read(self) -> Iterator[tuple[tuple[str, str], str]]:
         try:
             lines = self._path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
@@ -96,6 +120,7 @@ class Quarantine:
             try:
                 row = json.loads(line)
                 if row["device"] == self._device:
-                    yield str(row["choice_hash"]), str(row["reason"])
+                    key = str(row["inputs_key"]), str(row["choice_hash"])
+                    yield key, str(row["reason"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue

@@ -78,6 +78,10 @@ def list_id(task: TuneTask) -> str:
     return hashlib.sha256(repr(task.offered.key).encode()).hexdigest()[:16]
 
 
+BUILT_NAME = "built.json"
+"""Last of a candidate's files: it is there when all are."""
+
+
 class BuiltKernels:
     """Built candidates on disk, so that a build that goes on compiles none twice."""
 
@@ -103,7 +107,7 @@ class BuiltKernels:
             row = {"seconds": result.compile_s, "files": digests}
             part = folder / "built.part"
             part.write_text(json.dumps(row))
-            part.replace(folder / "built.json")
+            part.replace(folder / BUILT_NAME)
         except OSError as error:
             raise FlytuneError(
                 f"cannot keep what was built: {folder}: {error.strerror}"
@@ -113,7 +117,7 @@ class BuiltKernels:
         """Return what was built for a candidate, if all of it is there and whole."""
         folder = self._folder(choice_hash)
         try:
-            row = json.loads((folder / "built.json").read_text())
+            row = json.loads((folder / BUILT_NAME).read_text())
             seconds, digests = float(row["seconds"]), dict(row["files"])
             files = {n: (folder / "files" / n).read_bytes() for n in digests}
         except (OSError, ValueError, KeyError, TypeError):

@@ -64,11 +64,18 @@ def _local_runner(device: Device) -> Runner:
 
 
 class RunnerDiedError(Exception):
-    """The actor died or outlasted its deadline; says how, in a status and words."""
+    """A call of the actor failed; says how, in a status and words."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str, *, killed: bool) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
+        self.killed = killed
+        """Whether the process had to be replaced."""
+
+    def of(self, name: str) -> RunResult:
+        """Return the result of the candidate that did it."""
+        cost = self.killed and self.status is not Status.OUT_OF_MEMORY
+        return RunResult(name, self.status, self.reason, cost_the_process=cost)
 
 
 class RemoteRunner:
@@ -122,7 +129,7 @@ class RemoteRunner:
                         "check", self._deadlines.check_s, build_result
                     )
                 except RunnerDiedError as error:
-                    dead[name] = RunResult(name, error.status, error.reason)
+                    dead[name] = error.of(name)
                     break
             else:
                 return results
@@ -140,7 +147,7 @@ class RemoteRunner:
         except RunnerDiedError as error:
             if len(alive) == 1:
                 only = alive[0]
-                return {only: RunResult(only, error.status, error.reason)}
+                return {only: error.of(only)}
         results: dict[str, RunResult] = {}
         by_name = {b.choice_hash: b for b in built}
         for name in alive:
@@ -195,19 +202,20 @@ class RemoteRunner:
         except ray.exceptions.GetTimeoutError as error:
             self._kill()
             raise RunnerDiedError(
-                Status.TIMEOUT, f"no result in {deadline_s:g} s"
+                Status.TIMEOUT, f"no result in {deadline_s:g} s", killed=True
             ) from error
         except ray.exceptions.RayTaskError as error:
             # A kernel raised while it was timed; the process may be as well as before.
             status, reason = failure(error.cause, Status.FAULT)
-            if isinstance(error.cause, DeviceLostError):
+            if lost := isinstance(error.cause, DeviceLostError):
                 self._kill()
                 status, reason = Status.FAULT, str(error.cause)
             refuse_full_disk(reason)
-            raise RunnerDiedError(status, reason) from error
+            raise RunnerDiedError(status, reason, killed=lost) from error
         except ray.exceptions.OutOfMemoryError as error:
             self._kill()
-            raise RunnerDiedError(Status.OUT_OF_MEMORY, "out of memory") from error
+            words = "out of memory"
+            raise RunnerDiedError(Status.OUT_OF_MEMORY, words, killed=True) from error
         except (
             ray.exceptions.RayActorError,
             ray.exceptions.WorkerCrashedError,
@@ -215,7 +223,7 @@ class RemoteRunner:
             self._kill()
             reason = _death(error)
             refuse_full_disk(reason)
-            raise RunnerDiedError(Status.FAULT, reason) from error
+            raise RunnerDiedError(Status.FAULT, reason, killed=True) from error
         except ray.exceptions.RayError as error:
             self._kill()
             raise ray_failed("time", error) from error
@@ -229,7 +237,8 @@ class RemoteRunner:
 
         env = {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}}
         if self._device.kind != "cpu":
-            make = ray.remote(num_cpus=1, num_gpus=1, max_restarts=0)(_RunnerActor)
+            # No core: it lives on, and builds on a host with few would wait for it.
+            make = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)(_RunnerActor)
             return make.options(runtime_env=env).remote(self._device)
         # On this host, which the bundle is for, and on all of its cores: nothing else
         # of ours may run while the device is timed.

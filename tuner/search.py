@@ -18,7 +18,7 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.overlap import Timed, timed_while_building
 from flytune.tuner.plan import Plan, free_bytes
 from flytune.tuner.progress import Progress
-from flytune.tuner.quarantine import EXCLUDED, NAME, Quarantine
+from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import BuiltKernels, Recall
 from flytune.tuner.runner import Device
 from flytune.tuner.workers import Farm
@@ -70,7 +70,9 @@ def search(
             work = _Work(farm, plan, options, progress, quarantine)
             time_all = work.one_after_other if profile is None else work.overlapped
             for task, builds, results in time_all(waiting, device):
-                for name in quarantine.add(results):
+                # On a CPU a process is all that a candidate can cost.
+                new = () if profile is None else quarantine.add(task, results)
+                for name in new:
                     progress.say(f"time: quarantined for later runs too: {name}")
                 decision = decide(task, builds, results)
                 recall.keep(decision)
@@ -81,16 +83,12 @@ def search(
 def _stands(decision: Decision, refused: Collection[str]) -> bool:
     """Whether an earlier decision is one that this run could make.
 
-    Its winner may be tried, and what --exclude kept out of it is still kept out.
+    What may not be tried now has no time in it, and what might not be tried then still
+    may not.
     """
-    excluded = [r.choice_hash for r in decision.records if _was_excluded(r)]
-    return decision.winner.choice_hash not in refused and all(
-        name in refused for name in excluded
-    )
-
-
-def _was_excluded(record: TuningRecord) -> bool:
-    return (record.reason or "").endswith(EXCLUDED)
+    timed = {r.choice_hash for r in decision.records if r.status is Status.OK}
+    kept_out = {r.choice_hash for r in decision.records if was_refused(r.reason)}
+    return timed.isdisjoint(refused) and kept_out <= set(refused)
 
 
 def compile_all(
@@ -143,8 +141,9 @@ class _Work:
         built, candidates = self._stored(tasks)
         with self._progress.stage("build", len(candidates)) as stage:
             for result in self._building(candidates):
-                built[result.choice_hash] = result
-                stage.advance(result.reason)
+                if result is not None:
+                    built[result.choice_hash] = result
+                    stage.advance(result.reason)
         return built
 
     def overlapped(self, tasks: Sequence[TuneTask], device: Device) -> Iterator[Timed]:
@@ -156,9 +155,10 @@ class _Work:
         ]
         with self._progress.stage("tune", len(candidates) + len(tasks)) as stage:
 
-            def building() -> Iterator[BuildResult]:
+            def building() -> Iterator[BuildResult | None]:
                 for result in self._building(candidates):
-                    stage.advance(result.reason)
+                    if result is not None:
+                        stage.advance(result.reason)
                     yield result
 
             for timed in timed_while_building(tasks, built, building(), runs):
@@ -168,9 +168,12 @@ class _Work:
                 yield timed
                 stage.advance(str(timed.task.shape))
 
-    def _building(self, candidates: Sequence[Candidate]) -> Iterator[BuildResult]:
+    def _building(
+        self, candidates: Sequence[Candidate]
+    ) -> Iterator[BuildResult | None]:
         for result in self._farm.build_all(candidates):
-            self._store.keep(result)
+            if result is not None:
+                self._store.keep(result)
             yield result
 
     def _stored(

@@ -36,8 +36,10 @@ def built_text(built: "Built") -> str:
 def _result_lines(built: "Built") -> list[str]:
     manifest = built.manifest
     if built.verdict is None:
+        counts = manifest.coverage["candidates"]
+        words = ", ".join(f"{count} {status}" for status, count in counts.items())
         return [
-            f"compiled for {manifest.coverage['lists']} lists; nothing was timed",
+            f"compiled for {manifest.coverage['lists']} lists: {words}; none was timed",
             "        where the device is: flytune build --from BUNDLE",
         ]
     return [

@@ -18,6 +18,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.builder import build
 from flytune.tuner.candidate import BuildResult, Candidate, failure
 from flytune.tuner.cluster import (
+    WORKER_ENV,
     full_disk,
     joined,
     own_cache_directory,
@@ -49,7 +50,9 @@ class Farm:
             profile: Of the accelerator that is built for; None for the CPU.
         """
         self._deadlines, self._profile = deadlines, profile
-        self._session = joined(address, {**env, **_WORKER_ENV})
+        self._session = joined(
+            address, {**env, **WORKER_ENV}, accelerator=profile is not None
+        )
         self._most = math.inf
 
     def __enter__(self) -> "Farm":
@@ -59,11 +62,14 @@ class Farm:
     def __exit__(self, *exception: Any) -> None:
         self._session.__exit__(*exception)
 
-    def build_all(self, candidates: Sequence[Candidate]) -> Iterator[BuildResult]:
+    def build_all(
+        self, candidates: Sequence[Candidate]
+    ) -> Iterator[BuildResult | None]:
         """Build every candidate; results come as they end, one each.
 
-        As many run at once as the cluster has cores. A worker that dies or outlasts
-        the deadline gives a result that says so.
+        None comes in between, about once a second, so that the caller can do other
+        things too. As many run at once as the cluster has cores and memory. A worker
+        that dies or outlasts the deadline gives a result that says so.
 
         Raises:
             FlytuneError: Ray itself fails or has no cores, or a disk is full.
@@ -88,6 +94,7 @@ class Farm:
                 # Others may use the cluster: the clock starts when the task does.
                 running[stream] = (candidate.choice_hash, math.inf)
             done, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
+            yield None
             for stream in done:
                 name, _ = running.pop(stream)
                 if (result := _next_of(stream, name)) is not None:
@@ -135,11 +142,6 @@ class Farm:
 _BUILD_BYTES = 2**30
 # What a compilation may add to its process, beyond which it fails as out of memory.
 _BUILD_CAP_BYTES = 8 * 2**30
-_WORKER_ENV = {
-    # The candidates were listed under this instruction set: building needs no probe.
-    "TORCHINDUCTOR_VEC_ISA_OK": "1",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 def _slots(nodes: Sequence[Mapping[str, Any]]) -> int:

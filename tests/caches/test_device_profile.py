@@ -12,7 +12,6 @@ from flytune.caches.device_profile import (
     find_profile,
     live_profile,
     shipped_profiles,
-    short_name,
 )
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.shapes.errors import FlytuneError
@@ -51,7 +50,6 @@ def test_a_shipped_profile_is_found_by_its_name_and_by_its_file(name: str) -> No
     profile = find_profile(name)
     assert profile == find_profile(name.upper())
     assert profile == find_profile(str(shipped_profiles()[name]))
-    assert short_name(profile.product) == name
     assert DeviceProfile.from_json(profile.to_json()) == profile
     assert set(profile.captured_with) == {
         *("python_abi", "torch", "torch_key", "triton", "triton_key"),
