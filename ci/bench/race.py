@@ -26,7 +26,7 @@ _MAX_SECONDS = 300.0
 
 def race(
     built: Mapping[str, Any], entered: Mapping[Shape, Sequence[str]], rounds: int
-) -> dict[Shape, dict[str, list[float]]]:
+) -> dict[Shape, dict[str, Any]]:
     """Time candidates of each shape against each other, all of them to the end.
 
     Args:
@@ -35,7 +35,8 @@ def race(
         rounds: Samples a candidate, at least 9.
 
     Returns:
-        Samples in microseconds, rounds aligned, by shape and hash.
+        By shape its `samples` in microseconds, by hash, rounds aligned; and whether the
+        device was `disturbed` meanwhile.
 
     Raises:
         FlytuneError: a candidate that ran in the build does not now.
@@ -50,7 +51,7 @@ def race(
     with tempfile.TemporaryDirectory(prefix="flytune-race-") as directory:
         env = clean_environment(policy, Path(directory))
         rows = fresh("race", request, env, what="the race")
-    return {(m, n, k): samples for (m, n, k), samples in rows}
+    return {(m, n, k): raced for (m, n, k), raced in rows}
 
 
 def long_plan(rounds: int) -> TimingPlan:
@@ -78,7 +79,9 @@ def _race(request: dict[str, Any]) -> list[Any]:
             if checked.status is not Status.OK:
                 raise FlytuneError(f"fails in the race: {name}: {checked.reason}")
         timed = runner.measure(names, long_plan(request["rounds"]))
-        rows.append([[m, n, k], {r.choice_hash: r.samples_us for r in timed}])
+        samples = {r.choice_hash: r.samples_us for r in timed}
+        disturbed = any(r.disturbed for r in timed)
+        rows.append([[m, n, k], {"samples": samples, "disturbed": disturbed}])
     return rows
 
 

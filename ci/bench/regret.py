@@ -138,12 +138,12 @@ def _compare(
             found[shape] = pick_in(lists[0][shape]["candidates"], pick)
             both = lists[0][shape]["candidates"], lists[1][shape]["candidates"]
             entered[shape] = entrants(both, found[shape][0])
-    samples = race(tunes[0], entered, rounds)
+    raced = race(tunes[0], entered, rounds)
     rows = []
     for shape in entered:
         offered = lists[0][shape], lists[1][shape]
-        row = row_of(offered, samples[shape], found[shape], picks[shape])
-        rows.append({"model": model, **row})
+        row = row_of(offered, raced[shape]["samples"], found[shape], picks[shape])
+        rows.append({"model": model, **row, "disturbed": raced[shape]["disturbed"]})
     for shape in wanted:
         if shape not in entered:
             print(f"no list with a choice: {model} {shape}")
@@ -243,6 +243,7 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     agree = sum(row["agree"] for row in rows)
     figures["agreement"] = round(agree / max(len(rows), 1), 4)
     figures["same_winner"] = sum(row["same_winner"] for row in rows)
+    figures["disturbed"] = sum(row["disturbed"] for row in rows)
     ratios = [
         row["peer_over_best"] / row["winner_over_best"]
         for row in rows
@@ -263,6 +264,8 @@ def _print(figures: Mapping[str, Any]) -> None:
             f"known {figures[f'{prefix}known']}"
         )
     print(f"two tunes agree on {figures['agreement']:.0%}")
+    if figures["disturbed"]:
+        print(f"the device was disturbed in {figures['disturbed']} races")
     print(f"Inductor's pick takes {figures['peer_over_winner']} x flytune's winner")
 
 

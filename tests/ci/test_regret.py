@@ -82,7 +82,7 @@ def test_a_row_holds_each_choice_against_the_best(
     assert row["peer_over_best"] == 1.5
     assert not row["same_winner"]
     assert row["agree"] is agree
-    figures = regret.figures_of([row])
+    figures = regret.figures_of([{**row, "disturbed": False}])
     assert figures["share_within_1pct"] == figures["baked_share_within_1pct"] == 1.0
     assert figures["peer_share_within_1pct"] == 0.0
     assert figures["agreement"] == float(agree)

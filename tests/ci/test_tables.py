@@ -59,9 +59,9 @@ def test_the_regret_of_each_choice_has_a_line(
 ) -> None:
     rows = [
         {"winner_over_best": 1.0, "baked_over_best": None, "peer_over_best": 1.25}
-        | {"agree": True, "same_winner": True},
+        | {"agree": True, "same_winner": True, "disturbed": False},
         {"winner_over_best": 1.02, "baked_over_best": 1.0, "peer_over_best": 1.0}
-        | {"agree": False, "same_winner": False},
+        | {"agree": False, "same_winner": False, "disturbed": True},
     ]
     figures = {"models": ["A", "B"], "tokens": [16], **bench("regret").figures_of(rows)}
     text = tables.TABLES["regret"]({"figures": figures})
