@@ -82,13 +82,16 @@ def portable_config() -> dict[str, str]:
     return {name: repr(value) for name, value in sorted(values.items())}
 
 
-def compile_seconds() -> dict[str, float]:
-    """Return what torch has spent in this process, by its own names.
+def take_compile_seconds() -> dict[str, float]:
+    """Return what torch has spent since the last call, by its own names.
 
-    A step's seconds are in those of each step around it too.
+    A step's seconds are in those of each step around it too. Resetting Dynamo forgets
+    them.
     """
     metrics = private("torch._dynamo.utils", "compilation_time_metrics")[2]
-    return {name: round(sum(seconds), 4) for name, seconds in metrics.items()}
+    taken = {name: round(sum(seconds), 4) for name, seconds in metrics.items()}
+    metrics.clear()
+    return taken
 
 
 def keep_descents() -> None:
