@@ -100,6 +100,8 @@ def _group(
         expected_s=120 + 45 * len(counts),
         made=folder / "baked",
     )
+    if not baked["verified"]:
+        print(f"the bundle is not verified: {name}")
     second = _tuned(
         pieces,
         f"again {name}",
