@@ -4,7 +4,7 @@ import pytest
 
 from flytune.caches.host import Part
 from flytune.caches.target import Target
-from flytune.tuner.nodes import difference
+from flytune.tuner.nodes import _kernel_target, difference
 
 HERE = Target(
     {"arch": "x86_64", "isa": ("avx2", "avx512f")},
@@ -46,3 +46,11 @@ def test_a_node_that_differs_is_told_of(part: str, value: Part, says: str) -> No
     else:
         there = replace(HERE, software={**HERE.software, part: value})
     assert difference(there, HERE) == says
+
+
+def test_for_an_accelerator_it_is_triton_that_decides() -> None:
+    here = _kernel_target(accelerator=True)
+    assert set(here.software) == {"torch", "torch_git", "triton", "python_abi"}
+    assert difference(here, here) == ""
+    other = replace(here, software={**here.software, "triton": "0.1"})
+    assert difference(other, here).startswith("software.triton: `0.1` there, `")
