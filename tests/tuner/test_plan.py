@@ -273,7 +273,7 @@ def test_devices_that_nothing_is_built_for(
     live(monkeypatch, replace(device(), vendor="amd"))
     assert said(tmp_path) == "no builds for devices of this vendor: amd"
     live(monkeypatch, device(total_memory=2 * GIB))
-    assert said(tmp_path).endswith(" GiB and 2.0 GiB are free")
+    assert said(tmp_path).endswith(" GiB and 2.0 GiB are on the device")
 
 
 def cgroup(folder: Path, limit: str, used: int, files: int) -> Path:

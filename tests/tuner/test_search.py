@@ -25,6 +25,7 @@ from flytune.tuner.journal import Journal
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
+from flytune.tuner.quarantine import EXCLUDED, NAME, Quarantine
 from flytune.tuner.search import crowded, search
 from flytune.tuner.timing import TimingPlan
 
@@ -220,37 +221,35 @@ def test_records_of_an_older_bundle_need_no_ray(
 
 
 @pytest.mark.parametrize("by", ["exclude", "quarantine"])
-def test_a_winner_that_may_not_be_tried_is_not_recalled(
+def test_what_may_not_be_tried_has_no_time_in_a_decision(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     made = task([library(), candidate("x")])
     decision, plan = decided(made), plan_in(tmp_path, target)
-    winner = decision.winner.choice_hash
-    (other,) = {"library", "x"} - {winner}
 
     def run(refused: str) -> tuple[Decision, ...]:
         exclude = frozenset([refused] if by == "exclude" else [])
         if by == "quarantine":
-            row = {"device": stage.device_of(plan).name, "choice_hash": refused}
-            line = json.dumps({**row, "reason": "it died"})
-            (tmp_path / "quarantine.jsonl").write_text(line)
+            device = stage.device_of(plan).name
+            result = RunResult(refused, Status.FAULT, "it died", cost_the_process=True)
+            Quarantine(tmp_path / NAME, device).add(made, [result])
         options = options_in(tmp_path, exclude=exclude)
         with Journal(tmp_path / "journal.jsonl") as journal:
             return search(plan, [made], options, journal, decision.records, Progress())
 
     # Without workers nothing can be timed anew.
     monkeypatch.setattr(stage, "Farm", None)
-    assert run(other) == (decision,)
+    assert run("another") == (decision,)
     with pytest.raises(TypeError):
-        run(winner)
+        run("x")
 
 
-def test_what_was_excluded_once_is_tried_when_it_is_not(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", [EXCLUDED, "quarantined in /x: it died"])
+def test_what_might_not_be_tried_once_is_tried_when_it_may(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     made = task([library(), candidate("x")])
     first, second = decided(made).records
-    reason = "quarantined: excluded by --exclude"
     old = (
         replace(first, winner=True),
         replace(second, winner=False, status=Status.FAULT, reason=reason),
