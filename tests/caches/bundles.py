@@ -11,6 +11,8 @@ from typing import Any
 import zstandard
 
 from flytune.caches.manifest import FileEntry, Manifest
+from flytune.caches.packing import pack
+from flytune.caches.target import Target
 
 FILES: Mapping[str, bytes] = {
     "keys.json": b"[]\n",
@@ -19,6 +21,13 @@ FILES: Mapping[str, bytes] = {
     "inductor/fxgraph/ab/fabc/0123": b"graph",
     "inductor/empty": b"",
     "inductor/triton/0/" + "K" * 60 + "/" + "triton_poi_fused" * 10: b"kernel",
+}
+POLICY: Mapping[str, Any] = {
+    "name": "unfrozen",
+    "env": {"OMP_NUM_THREADS": "1"},
+    "inductor": {"max_autotune": True, "triton.cudagraphs": True},
+    "dynamo": {"recompile_limit": 17},
+    "threads": 1,
 }
 
 
@@ -93,3 +102,19 @@ def tree(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def installable(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
+    """A small bundle for this very host, unless `target` is another."""
+    target = changes.pop("target", Target.here(threads=1).to_json())
+    files = changes.pop("files", FILES)
+    staged = stage(folder / f"staged-{name}", files)
+    whole = manifest(**{"policy": POLICY, "target": target, **changes})
+    return pack(staged, whole, folder / name)
+
+
+def elsewhere() -> dict[str, Any]:
+    """This host, with another instruction set."""
+    target = Target.here(threads=1).to_json()
+    target["hardware"]["isa"] = ["amx_tile"]
+    return target

@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import FILES, manifest, stage, tree
+from bundles import FILES, elsewhere, installable, tree
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.install import Installed, InstallStatus, exec_environment, prepare
-from flytune.caches.packing import pack
 from flytune.caches.placing import place
-from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 
 CACHES = {name: text for name, text in FILES.items() if name.startswith("inductor/")}
-POLICY = {
-    "name": "unfrozen",
-    "env": {"OMP_NUM_THREADS": "1"},
-    "inductor": {"max_autotune": True, "triton.cudagraphs": True},
-    "dynamo": {"recompile_limit": 17},
-    "threads": 1,
-}
 INSTALL = "import flytune.caches as c, sys; i = c.install(sys.argv[1]); "
 
 
@@ -31,20 +22,6 @@ INSTALL = "import flytune.caches as c, sys; i = c.install(sys.argv[1]); "
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "installed"
-
-
-def make(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
-    target = changes.pop("target", Target.here(threads=1).to_json())
-    files = changes.pop("files", FILES)
-    staged = stage(folder / f"staged-{name}", files)
-    whole = manifest(**{"policy": POLICY, "target": target, **changes})
-    return pack(staged, whole, folder / name)
-
-
-def elsewhere() -> dict[str, Any]:
-    target = Target.here(threads=1).to_json()
-    target["hardware"]["isa"] = ["amx_tile"]
-    return target
 
 
 def run(code: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +42,7 @@ def placed(bundle: Path) -> Path:
 
 def test_environment_of_the_process(tmp_path: Path, home: Path) -> None:
     code = INSTALL + "import os, json; print(json.dumps(dict(os.environ)))"
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     live = json.loads(run(code, bundle, TRITON_CACHE_DIR="/elsewhere").stdout)
     directory = home / Bundle.open(bundle).digest[:16]
     assert live["TORCHINDUCTOR_CACHE_DIR"] == str(directory / "inductor")
@@ -82,7 +59,7 @@ def test_heavy_packages_are_not_imported(tmp_path: Path) -> None:
         "heavy = {'torch', 'ray', 'flydsl', 'pyarrow', 'numpy', 'transformers'};"
         "print(i.status, heavy & set(sys.modules))"
     )
-    assert run(code, make(tmp_path)).stdout == "hit set()\n"
+    assert run(code, installable(tmp_path)).stdout == "hit set()\n"
 
 
 def test_miss_changes_nothing(tmp_path: Path, home: Path) -> None:
@@ -91,36 +68,11 @@ def test_miss_changes_nothing(tmp_path: Path, home: Path) -> None:
         + INSTALL
         + "print(i.status, i.misses[0].part, dict(os.environ) == before)"
     )
-    live = run(code, make(tmp_path, target=elsewhere()))
+    live = run(code, installable(tmp_path, target=elsewhere()))
     assert live.stdout == "miss hardware.isa True\n"
     assert live.stderr.startswith("flytune: bundle not used: hardware.isa: built for ")
     assert live.stderr.count("\n") == 1
     assert not home.exists()
-
-
-def test_miss_when_strict(tmp_path: Path) -> None:
-    with pytest.raises(FlytuneError, match=r"another target: hardware\.isa"):
-        prepare(make(tmp_path, target=elsewhere()), strict=True)
-
-
-def test_stand_in_software_is_refused(tmp_path: Path) -> None:
-    installed = prepare(make(tmp_path, software="stand-in"))
-    assert installed.status is InstallStatus.MISS
-    assert [part.part for part in installed.misses] == ["software"]
-
-
-def test_another_torch_is_left_to_the_command(tmp_path: Path) -> None:
-    target = Target.here(threads=1).to_json()
-    target["software"]["torch"] = "2.11.0"
-    bundle = make(tmp_path, target=target)
-    assert prepare(bundle).status is InstallStatus.MISS
-    assert prepare(bundle, command=True).status is InstallStatus.HIT
-
-
-def test_accelerator_is_unknown_here(tmp_path: Path) -> None:
-    target = Target.here(threads=1).to_json()
-    target["hardware"] = {"kind": "cuda", "product": "NVIDIA H200"}
-    assert prepare(make(tmp_path, target=target)).status is InstallStatus.HIT
 
 
 @pytest.mark.parametrize(
@@ -129,12 +81,12 @@ def test_accelerator_is_unknown_here(tmp_path: Path) -> None:
 )
 def test_malformed_policy(tmp_path: Path, home: Path, policy: dict[str, Any]) -> None:
     with pytest.raises(FlytuneError, match="manifest policy"):
-        prepare(make(tmp_path, policy=policy))
+        prepare(installable(tmp_path, policy=policy))
     assert not home.exists()
 
 
 def test_corrupt_bundle(tmp_path: Path, home: Path) -> None:
-    bundle = make(tmp_path, "b")
+    bundle = installable(tmp_path, "b")
     (bundle / "inductor/cache/5e1f").write_bytes(b"{}")
     with pytest.raises(FlytuneError, match="another size"):
         prepare(bundle)
@@ -142,7 +94,7 @@ def test_corrupt_bundle(tmp_path: Path, home: Path) -> None:
 
 
 def test_into_a_directory(tmp_path: Path) -> None:
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     assert prepare(bundle, tmp_path / "new" / "x").directory == tmp_path / "new" / "x"
     (tmp_path / "empty").mkdir()
     assert prepare(bundle, tmp_path / "empty").directory == tmp_path / "empty"
@@ -150,17 +102,17 @@ def test_into_a_directory(tmp_path: Path) -> None:
 
 
 def test_into_a_directory_of_something_else(tmp_path: Path) -> None:
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     with pytest.raises(FlytuneError, match="holds something else"):
         prepare(bundle, tmp_path)
     prepare(bundle, tmp_path / "x")
-    other = make(tmp_path, "other.tar.zst", timed_on="cpu")
+    other = installable(tmp_path, "other.tar.zst", timed_on="cpu")
     with pytest.raises(FlytuneError, match="holds something else"):
         prepare(other, tmp_path / "x")
 
 
 def test_directory_that_others_can_write(tmp_path: Path) -> None:
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     placed(bundle).chmod(0o777)
     with pytest.raises(FlytuneError, match="written by other users"):
         prepare(bundle)
@@ -188,7 +140,7 @@ def damage_link(path: Path) -> None:
 def test_damaged_file_is_mended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Any
 ) -> None:
-    bundle = make(tmp_path, name)
+    bundle = installable(tmp_path, name)
     path = placed(bundle) / "inductor/cache/5e1f"
     (path.parent / "tuned_since").write_bytes(b"kept")
     damage(path)
@@ -204,7 +156,7 @@ def test_damaged_file_is_mended(
 @pytest.mark.parametrize("name", ["installed.json", "activation.json"])
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"\xff"])
 def test_damaged_bookkeeping_is_mended(tmp_path: Path, name: str, text: bytes) -> None:
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     path = placed(bundle) / name
     whole = json.loads(path.read_bytes())
     path.write_bytes(text)
@@ -217,7 +169,7 @@ def test_large_bundle_is_trusted_by_size_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flytune.caches.placing._DIGEST_LIMIT_BYTES", 1)
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     path = placed(bundle) / "inductor/cache/5e1f"
     damage_text(path)
     assert prepare(bundle).mended == ()
@@ -227,7 +179,7 @@ def test_large_bundle_is_trusted_by_size_and_time(
 
 def test_eight_at_once(tmp_path: Path, home: Path) -> None:
     files = {f"inductor/{i}": os.urandom(50_000) for i in range(100)}
-    bundle = make(tmp_path, files=files)
+    bundle = installable(tmp_path, files=files)
     code = INSTALL + "print(i.status, i.mended)"
     running = [
         subprocess.Popen(
@@ -246,7 +198,7 @@ def test_eight_at_once(tmp_path: Path, home: Path) -> None:
 
 
 def test_killed_in_the_middle(tmp_path: Path, home: Path) -> None:
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -280,14 +232,14 @@ try:
 except Exception as error:
     print(error, "|", error.hint)
 """
-    assert run(code, make(tmp_path)).stdout == (
+    assert run(code, installable(tmp_path)).stdout == (
         "torch._inductor is imported already | "
         "call flytune.caches.install before the first import of torch\n"
     )
 
 
 def test_environment_of_a_command(tmp_path: Path) -> None:
-    bundle = make(tmp_path)
+    bundle = installable(tmp_path)
     before = dict(os.environ)
     environment = exec_environment(prepare(bundle, command=True))
     assert dict(os.environ) == before
@@ -303,7 +255,7 @@ def test_environment_of_a_command_after_a_miss(tmp_path: Path) -> None:
 
 
 def test_place_beside_a_full_digest_of_another(tmp_path: Path, home: Path) -> None:
-    bundle = Bundle.open(make(tmp_path))
+    bundle = Bundle.open(installable(tmp_path))
     squatter = home / bundle.digest[:16]
     squatter.mkdir(parents=True, mode=0o700)
     (squatter / "x").touch()

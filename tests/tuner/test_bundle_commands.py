@@ -52,7 +52,7 @@ def make(folder: Path, name: str = "b.tar.zst", **hardware: Any) -> Path:
 def test_inspect_in_words(bundle: Path) -> None:
     result = CliRunner().invoke(inspect_command, [str(bundle)])
     assert result.exit_code == 0
-    assert "timed on  nothing: only compiled" in result.stdout
+    assert "timed on  nothing: no list had a choice" in result.stdout
     assert "verified  no" in result.stdout
     assert "and 2 more" in result.stdout
     assert result.stderr == ""
