@@ -118,7 +118,7 @@ class LocalRunner(ABC):
             first = written.clone()
             written.fill_(float("nan"))
             second = kernels[-1]()
-            worst, fault = judge(first, second, operands.reference)
+            worst, fault = judge(first, second, operands.reference, operands.tolerance)
         except UnsupportedError as error:
             return RunResult(name, Status.UNSUPPORTED, str(error))
         except Exception as error:  # a candidate may fail in any way: it becomes a row
