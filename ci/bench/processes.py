@@ -40,8 +40,10 @@ def fresh(
 
 
 def answer(run: Callable[[dict[str, Any]], Any]) -> None:
-    """Be the process that `fresh` started: answer the request with `run`."""
+    """Be the process that `fresh` started: answer the request with `run`, and end."""
     die_with_parent()
     request_path, result_path = map(Path, sys.argv[1:3])
     result = run(json.loads(request_path.read_text()))
     result_path.write_text(json.dumps(result))
+    # At once: threads that libraries have left may abort the interpreter's own end.
+    os._exit(0)
