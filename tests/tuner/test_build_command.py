@@ -145,13 +145,18 @@ def test_a_device_that_nothing_is_built_for(
 
 
 def test_an_older_bundle_of_another_target(
-    unfrozen_bundle: Path, tmp_path: Path
+    compiled_build: Build, tmp_path: Path
 ) -> None:
-    result = refused(tmp_path, *COMPILE, "--from", unfrozen_bundle)
+    h200 = find_profile("h200")
+    fewer = {**h200.properties, "name": "NVIDIA H100", "multi_processor_count": 114}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(replace(h200, properties=fewer).to_json()))
+    older = ("--from", compiled_build.bundle)
+    result = refused(tmp_path, "--target", path, "--compile-only", *older)
     errors = [li for li in result.stderr.splitlines() if li.startswith("error: ")]
     assert errors == [
-        "error: older bundle is for another target: hardware.kind: built for `cpu`, "
-        "here `cuda`"
+        "error: older bundle is for another target: hardware.compute_units: built for "
+        "`132`, here `114`"
     ]
 
 
