@@ -15,6 +15,8 @@ TIE_BAND = 0.02
 """Candidates within this share of the fastest are tied, however sure the difference."""
 SURE = 4.0
 """Standard errors from nothing at which a difference is believed."""
+# Standard errors by which a difference may well be larger than it looks.
+_LIKELY = 2.0
 # A round this many interquartile ranges beyond the quartiles, four deviations of a
 # normal distribution from its middle, is an outlier, and counts as if it lay there.
 _OUTLIER_RANGES = 2.5
@@ -89,7 +91,8 @@ def beaten(
 def undecided(samples_us: Mapping[str, Sequence[float]]) -> bool:
     """Whether more rounds might yet separate a candidate from the fastest.
 
-    True while a difference is larger than the band but not yet sure.
+    True while a candidate is neither surely slower nor surely tied: a difference that
+    happens to be small is no tie while it may well be twice the band.
     """
     if len(samples_us) < 2:
         return False
@@ -98,8 +101,9 @@ def undecided(samples_us: Mapping[str, Sequence[float]]) -> bool:
     for name, samples in samples_us.items():
         if name == fastest or _surely_slower(samples, best, TIE_BAND):
             continue
-        difference, _ = _difference(samples, best)
-        if difference > TIE_BAND * statistics.median(best):
+        difference, error = _difference(samples, best)
+        most = difference + _LIKELY * error
+        if most > 2 * TIE_BAND * statistics.median(best):
             return True
     return False
 
