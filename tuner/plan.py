@@ -80,9 +80,8 @@ def make_plan(options: BuildOptions) -> Plan:
         threads=options.threads,
         hardware=None if profile is None else profile.hardware(),
     )
-    out = options.out or Path(
-        f"{Path(options.model).name.lower()}.{target.slug}.tar.zst"
-    )
+    name = Path(options.model).name.lower().removesuffix(".json")
+    out = options.out or Path(f"{name}.{target.slug}.tar.zst")
     _check_output(out)
     needed = needed_bytes(shapes, policy)
     _check_memory(shapes, needed, profile)

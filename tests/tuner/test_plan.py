@@ -211,7 +211,7 @@ def test_a_plan_for_an_absent_device(
     assert (made.policy.device, made.policy.attention) == ("cuda", "sdpa")
     assert made.policy.inductor["max_autotune_gemm_backends"] == "ATEN,TRITON"
     default = make_plan(small(tmp_path, out=None, **absent))
-    assert default.out == Path(f"{LLAMA.name}.cuda-nvidia-h200-sm_90.tar.zst")
+    assert default.out == Path(f"{LLAMA.stem}.cuda-nvidia-h200-sm_90.tar.zst")
     # A build on the device goes on from what was compiled without it.
     live(monkeypatch, find_profile("h200"))
     assert make_plan(small(tmp_path)).work == made.work
