@@ -29,7 +29,8 @@ def timed_while_building(
 ) -> Iterator[Timed]:
     """Yield every list once its candidates are built and timed, in no order.
 
-    A device whose run raises is used no more, and its list goes to another.
+    A device whose run raises is used no more, and its list goes to another, once: one
+    that two devices fail on is at fault itself.
 
     Args:
         tasks: What to time.
@@ -38,7 +39,7 @@ def timed_while_building(
         runs: One a device; each has a thread of its own.
 
     Raises:
-        FlytuneError: no device is left.
+        FlytuneError: no device is left, or two have failed on one list.
     """
     waiting = list(tasks)
     if waiting and not runs:
@@ -74,6 +75,10 @@ def _names(task: TuneTask) -> set[str]:
     return {candidate.choice_hash for candidate in task.offered.candidates}
 
 
+class _DeviceFailedError(Exception):
+    """A device failed on a list that no other has failed on; its cause says how."""
+
+
 class _Pool:
     """A thread a device; they end with the process, or when their device fails."""
 
@@ -82,6 +87,8 @@ class _Pool:
         self._ready = queue.Queue()
         self._done: queue.Queue[Timed | BaseException] = queue.Queue()
         self._alive = len(runs)
+        self._gave_back: set[object] = set()
+        """Lists that a device has failed on, by key."""
         for run in runs:
             threading.Thread(target=self._work, args=(run,), daemon=True).start()
 
@@ -92,7 +99,8 @@ class _Pool:
         """Yield what is timed by now; wait for a while where there is nothing.
 
         Raises:
-            FlytuneError: the last device has failed, with its reason.
+            FlytuneError: the last device has failed, or a second one on the same list,
+                with its reason.
         """
         while True:
             try:
@@ -105,8 +113,8 @@ class _Pool:
                 continue
             self._alive -= 1
             # What is no failure of a device would befall the next one too.
-            if not self._alive or not isinstance(item, FlytuneError):
-                raise item
+            if not self._alive or not isinstance(item, _DeviceFailedError):
+                raise item if item.__cause__ is None else item.__cause__
 
     def _work(self, run: Run) -> None:
         while True:
@@ -114,8 +122,14 @@ class _Pool:
             try:
                 results = run(task, builds)
             except FlytuneError as error:
+                if task.offered.key in self._gave_back:
+                    self._done.put(error)
+                    return
+                self._gave_back.add(task.offered.key)
                 self._ready.put((task, builds))
-                self._done.put(error)
+                failed = _DeviceFailedError(str(error))
+                failed.__cause__ = error
+                self._done.put(failed)
                 return
             # Ray raises SystemExit too; each is raised again where it is waited for.
             except BaseException as error:

@@ -179,6 +179,14 @@ def test_a_device_lost_while_others_build_costs_no_list() -> None:
     assert len(outcomes(tasks, built("library"), building(), [lost, good])) == 3
 
 
+def test_a_list_that_two_devices_fail_on_ends_it_and_spares_the_others() -> None:
+    made = list_of("a")
+    devices = [Lost() for _ in range(4)]
+    with pytest.raises(FlytuneError, match="the device's process died"):
+        outcomes([made], built("library", "a"), [], devices)
+    assert sum(device.asked.is_set() for device in devices) == 2
+
+
 def test_the_last_device_lost_ends_it_with_its_reason() -> None:
     lost = [Lost(error=FlytuneError("one")), Lost(after=1, error=FlytuneError("two"))]
     tasks = [list_of(name) for name in "abcd"]
