@@ -81,9 +81,12 @@ _CPU_RULES: Mapping[str, _Rule] = {
 _CUDA_RULES: Mapping[str, _Rule] = {
     "hardware.l2_bytes": _Rule(_WARNING, "no key holds it, times depend on it"),
     "software.compiler": _Rule(_WARNING, "no kernel for this device is made by it"),
+}
+# torch calls AMD's devices "cuda" too, and FlyDSL's kernels are for those alone.
+_NVIDIA_RULES: Mapping[str, _Rule] = {
+    **_CUDA_RULES,
     "software.flydsl": _Rule(_WARNING, "no graph for this device imports it"),
 }
-_RULES_OF = {"cpu": _CPU_RULES, "cuda": _CUDA_RULES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ def compare(built: Target, live: Target) -> tuple[PartResult, ...]:
     A part that one side does not know is unknown: it is checked later, where it can
     be known, or not at all.
     """
-    rules = {**_RULES, **_RULES_OF.get(str(built.hardware.get("kind")), {})}
+    rules = {**_RULES, **_rules_of(built.hardware)}
     old, new = _flat(built), _flat(live)
     order = [*rules, *sorted((old.keys() | new.keys()) - rules.keys())]
     return tuple(
@@ -173,6 +176,13 @@ def compare(built: Target, live: Target) -> tuple[PartResult, ...]:
         for name in order
         if name in old or name in new
     )
+
+
+def _rules_of(hardware: Mapping[str, Part]) -> Mapping[str, _Rule]:
+    """Return the rules that a kind of device has of its own."""
+    if hardware.get("kind") == "cpu":
+        return _CPU_RULES
+    return _NVIDIA_RULES if hardware.get("vendor") == "nvidia" else _CUDA_RULES
 
 
 def _compare(name: str, built: Part, live: Part, rule: _Rule) -> PartResult:

@@ -89,11 +89,21 @@ def test_part_that_only_warns_on_a_cpu(half: str, name: str, value: object) -> N
     assert status(half, name, value) is PartStatus.WARNING
 
 
-@pytest.mark.parametrize("name", ["triton", "flydsl"])
-def test_kernel_languages_decide_on_an_accelerator(name: str) -> None:
-    built = changed("hardware", kind="cuda")
+@pytest.mark.parametrize(
+    ("vendor", "name", "decides"),
+    [
+        ("nvidia", "triton", True),
+        ("nvidia", "flydsl", False),
+        ("amd", "triton", True),
+        ("amd", "flydsl", True),
+    ],
+)
+def test_kernel_languages_decide_on_an_accelerator(
+    vendor: str, name: str, decides: bool
+) -> None:
+    built = changed("hardware", kind="cuda", vendor=vendor)
     live = replace(built, software={**built.software, name: "9.9"})
-    assert PartStatus.MISS in {r.status for r in compare(built, live)}
+    assert (PartStatus.MISS in {r.status for r in compare(built, live)}) == decides
 
 
 @pytest.mark.parametrize("value", [None, "ab"])
