@@ -11,7 +11,7 @@ from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.remote_runner import Deadlines, RemoteRunner, RunnerDiedError
-from flytune.tuner.runner import Device
+from flytune.tuner.runner import Device, DeviceLostError
 from flytune.tuner.timing import TimingPlan
 
 DEVICE = Device("test", cache_bytes=2**16, rotation_bytes=2**20)
@@ -35,7 +35,8 @@ class Scripted(RemoteRunner):
     def _times(self, names: Sequence[str]) -> tuple[RunResult, ...]:
         together = len(names) > 1
         if together and self.deaths.pop(0):
-            raise RunnerDiedError(Status.FAULT, "the device's process died")
+            reason = "the device's process died"
+            raise RunnerDiedError(Status.FAULT, reason, killed=True)
         samples = (2.0 if together else 1.0,) * 9
         return tuple(RunResult(n, Status.OK, samples_us=samples) for n in names)
 
@@ -86,21 +87,25 @@ def called(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("error", "status", "cost"),
     [
-        (broken.ActorDiedError(), Status.FAULT),
-        (broken.WorkerCrashedError(), Status.FAULT),
-        (broken.OutOfMemoryError("killed"), Status.OUT_OF_MEMORY),
-        (broken.GetTimeoutError(), Status.TIMEOUT),
-        (broken.RayTaskError("f", "trace", ValueError("x")), Status.FAULT),
+        (broken.ActorDiedError(), Status.FAULT, True),
+        (broken.WorkerCrashedError(), Status.FAULT, True),
+        # Another run may well have the memory.
+        (broken.OutOfMemoryError("killed"), Status.OUT_OF_MEMORY, False),
+        (broken.GetTimeoutError(), Status.TIMEOUT, True),
+        (broken.RayTaskError("f", "trace", ValueError("x")), Status.FAULT, False),
+        (broken.RayTaskError("f", "trace", DeviceLostError("x")), Status.FAULT, True),
     ],
 )
 def test_a_death_is_the_candidates(
-    error: Exception, status: Status, monkeypatch: pytest.MonkeyPatch
+    error: Exception, status: Status, cost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunnerDiedError) as caught:
         called(monkeypatch, error)
     assert caught.value.status is status
+    result = caught.value.of("name")
+    assert (result.status, result.cost_the_process) == (status, cost)
 
 
 @pytest.mark.parametrize(
