@@ -40,7 +40,7 @@ types: $(INSTALLED) ## Check types
 bench: $(INSTALLED) ## Measure a first call with and without a bundle
 	$(BIN)/python ci/bench/first_call.py
 
-bench-all: $(INSTALLED) ## Measure everything and renew the README's tables
+bench-all: $(INSTALLED) ## Measure a CPU's figures and renew the README's tables
 	$(BIN)/python ci/bench/first_call.py
 	$(BIN)/python ci/bench/build_cost.py
 	$(BIN)/python ci/bench/agreement.py

@@ -21,8 +21,8 @@ KNOWN_BACKENDS = ("ATEN", "TRITON")
     type=click.Choice(["unfrozen", "frozen"]),
     default="unfrozen",
     show_default=True,
-    help="unfrozen: graphs are cached, a bmm has a choice, a linear has none. "
-    "frozen: linears have a choice, torch lowers their graphs at each start.",
+    help="Of a CPU. unfrozen: graphs are cached, a bmm has a choice, a linear has "
+    "none. frozen: linears have a choice, torch lowers their graphs at each start.",
 )
 @click.option(
     "--attention",

@@ -17,8 +17,9 @@ import click
 def verify_command(bundle: Path, strict: bool, as_json: bool) -> None:
     """Run the bundle's program in a fresh process with an empty cache directory.
 
-    Exits 0 only if nothing was tuned, compiled or lowered and the outputs are those
-    of eager under other weights.
+    Exits 0 only if nothing was tuned or compiled, nothing was lowered but graphs that
+    torch itself refuses to cache, and the outputs are those of eager under other
+    weights.
     """
     from flytune.caches.bundle import Bundle
     from flytune.caches.verify import verify
