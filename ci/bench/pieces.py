@@ -1,6 +1,6 @@
 """Benchmarks in pieces: what is measured is kept, and the same command goes on.
 
-A device may be at hand for minutes only. Each unit of work is in a state file once it is
+A device may be at hand for minutes. Each unit of work is in a state file once it is
 done, and one that would not end in time is left to the next run.
 """
 
