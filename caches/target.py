@@ -180,9 +180,14 @@ def compare(built: Target, live: Target) -> tuple[PartResult, ...]:
 
 def _rules_of(hardware: Mapping[str, Part]) -> Mapping[str, _Rule]:
     """Return the rules that a kind of device has of its own."""
-    if hardware.get("kind") == "cpu":
-        return _CPU_RULES
-    return _NVIDIA_RULES if hardware.get("vendor") == "nvidia" else _CUDA_RULES
+    match hardware.get("kind"), hardware.get("vendor"):
+        case "cpu", _:
+            return _CPU_RULES
+        case "cuda", "nvidia":
+            return _NVIDIA_RULES
+        case "cuda", _:
+            return _CUDA_RULES
+    return {}
 
 
 def _compare(name: str, built: Part, live: Part, rule: _Rule) -> PartResult:
