@@ -20,6 +20,7 @@ pytestmark = pytest.mark.gpu
 RUN = """
 import pickle, sys, time
 from pathlib import Path
+import torch
 from flytune.caches.columns import Status
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import TuneTask
@@ -28,7 +29,8 @@ from flytune.tuner.runner import Device
 from flytune.tuner.timing import TimingPlan
 
 lists, builds = pickle.loads(Path(sys.argv[1]).read_bytes())
-runner = CudaRunner(Device("gpu", 60 * 2**20, 8 * 2**30, "cuda"))
+name = torch.cuda.get_device_name(0)
+runner = CudaRunner(Device(name, 60 * 2**20, 8 * 2**30, "cuda"))
 rows = []
 for offered in lists:
     m, n = offered.output.sizes
