@@ -94,7 +94,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         "ledger": ledger.to_json(),
         "inductor_config": config,
         "torch_key": inductor.torch_key(),
-        "system": inductor.system_info(),
         "threads": torch.get_num_threads(),
         "load_s": load_s,
         "saved_bytes": saved,

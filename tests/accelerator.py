@@ -1,9 +1,11 @@
 """Lists and kernels of an accelerator, on it or on a stand-in for it."""
 
 import json
+import multiprocessing
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from flytune.caches.child import clean_environment, run_module
@@ -38,6 +40,22 @@ def probed(
     run_module("flytune.tuner.probe", request, result, env, what="the probe")
     enumeration: Enumeration = pickle.loads(result.read_bytes())
     return enumeration.lists
+
+
+def built_blind(
+    lists: Iterable[CandidateList], profile: DeviceProfile, folder: Path
+) -> dict[str, BuildResult]:
+    """Build every candidate of the lists in processes that see no device."""
+    candidates = {c.choice_hash: c for one in lists for c in one.candidates}
+    with ProcessPoolExecutor(
+        max_workers=max(1, (os.cpu_count() or 2) - 1),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=blind,
+        initargs=(str(folder),),
+    ) as pool:
+        profiles = [profile] * len(candidates)
+        results = pool.map(build, candidates.values(), profiles, chunksize=4)
+        return {result.choice_hash: result for result in results}
 
 
 def blind(folder: str) -> None:

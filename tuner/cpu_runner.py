@@ -1,7 +1,6 @@
 """Times on this process's CPU, with the threads of serving."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flytune.tuner.candidate import Candidate, RunResult, TuneTask
@@ -9,7 +8,13 @@ from flytune.tuner.kernels import Kernel, make_kernels
 from flytune.tuner.operands import Operands
 from flytune.tuner.others import Others
 from flytune.tuner.runner import LocalRunner
-from flytune.tuner.timing import Race, TimingPlan, time_interleaved, wall_samplers
+from flytune.tuner.timing import (
+    Race,
+    TimingPlan,
+    calmest,
+    time_interleaved,
+    wall_samplers,
+)
 
 # Cores that others may take during a race: an idle host's own work takes as much.
 DISTURBED_CORES = 0.15
@@ -28,7 +33,12 @@ class CpuRunner(LocalRunner):
         assert self._operands is not None
         assert self._task is not None
         kernels = {name: self._kernels[name] for name in names}
-        race, taken = self._quietest(kernels, plan)
+
+        def run() -> tuple[Race, float]:
+            others = Others()
+            return time_interleaved(wall_samplers(kernels, plan), plan), others.cores()
+
+        race, taken = calmest(run, DISTURBED_CORES, _RACES, plan)
         method = _method(self._operands, self._own_copies(self._task, self._operands))
         if disturbed := taken > DISTURBED_CORES:
             method += f"; others took {taken:.1f} cores"
@@ -36,23 +46,6 @@ class CpuRunner(LocalRunner):
             replace(self._timed(race, name, method), disturbed=disturbed)
             for name in names
         )
-
-    def _quietest(
-        self, kernels: Mapping[str, Sequence[Kernel]], plan: TimingPlan
-    ) -> tuple[Race, float]:
-        """Return a race and the cores that others took meanwhile.
-
-        A race that was disturbed is run again, and the least disturbed one counts.
-        """
-        races = []
-        end = time.monotonic() + plan.max_seconds
-        for _ in range(_RACES):
-            others = Others()
-            race = time_interleaved(wall_samplers(kernels, plan), plan)
-            races.append((race, others.cores()))
-            if races[-1][1] <= DISTURBED_CORES or time.monotonic() > end:
-                break
-        return min(races, key=lambda pair: pair[1])
 
     def _make_kernels(
         self, candidate: Candidate, task: TuneTask, operands: Operands

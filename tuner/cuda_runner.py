@@ -20,7 +20,7 @@ from flytune.tuner.operands import Operands, UnsupportedError
 from flytune.tuner.runner import Device, DeviceLostError, LocalRunner
 from flytune.tuner.subgraph import DECOMPOSE_K, load_call
 from flytune.tuner.telemetry import Telemetry
-from flytune.tuner.timing import Race, TimingPlan, time_interleaved
+from flytune.tuner.timing import Race, TimingPlan, calmest, time_interleaved
 
 if TYPE_CHECKING:
     import torch
@@ -99,16 +99,13 @@ class CudaRunner(LocalRunner):
         """Return the samples, and the share by which the canary moved meanwhile."""
         for _ in range(_WAKING):
             self._canary.time_us()
-        races = []
-        end = time.monotonic() + plan.max_seconds
-        for _ in range(_BATCHES):
+
+        def run() -> tuple[Race, float]:
             before = self._canary.time_us()
             race = time_interleaved(samplers, plan)
-            moved = abs(self._canary.time_us() / before - 1)
-            races.append((race, moved))
-            if moved <= CANARY_MOVED or time.monotonic() > end:
-                break
-        return min(races, key=lambda pair: pair[1])
+            return race, abs(self._canary.time_us() / before - 1)
+
+        return calmest(run, CANARY_MOVED, _BATCHES, plan)
 
     def _what_was_warm(self) -> str:
         copies = len(self._weights)

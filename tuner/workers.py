@@ -76,15 +76,16 @@ class Farm:
         """
         import ray
 
-        remote = ray.remote(
-            **_needs(ray.nodes()), max_retries=0, num_returns="streaming"
-        )(_build_in_worker)
+        nodes = ray.nodes()
+        remote = ray.remote(**_needs(nodes), max_retries=0, num_returns="streaming")(
+            _build_in_worker
+        )
         if self._profile is not None:
             blind = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
             remote = remote.options(runtime_env=blind)
         waiting = list(reversed(candidates))
         running: dict[Any, tuple[str, float]] = {}
-        slots = _slots(ray.nodes())
+        slots = _slots(nodes)
         if waiting and slots < 1:
             raise FlytuneError("no node of the Ray cluster has a core to build on")
         while waiting or running:

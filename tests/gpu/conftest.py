@@ -1,15 +1,11 @@
 """A model's lists on the device at hand, and their kernels, built without it."""
 
-import multiprocessing
-import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping
 
 import pytest
-from accelerator import blind, probed
+from accelerator import built_blind, probed
 
 from flytune.caches.device_profile import DeviceProfile, live_profile
-from flytune.tuner.builder import build
 from flytune.tuner.candidate import BuildResult, CandidateList
 
 
@@ -31,15 +27,6 @@ def builds(
     lists: tuple[CandidateList, ...],
     profile: DeviceProfile,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Mapping[str, BuildResult]]:
+) -> Mapping[str, BuildResult]:
     """Every candidate, built in processes that see no device."""
-    candidates = {c.choice_hash: c for one in lists for c in one.candidates}
-    folder = tmp_path_factory.mktemp("builders")
-    with ProcessPoolExecutor(
-        max_workers=max(1, (os.cpu_count() or 2) - 1),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=blind,
-        initargs=(str(folder),),
-    ) as pool:
-        results = pool.map(build, candidates.values(), [profile] * len(candidates))
-        yield {result.choice_hash: result for result in results}
+    return built_blind(lists, profile, tmp_path_factory.mktemp("builders"))

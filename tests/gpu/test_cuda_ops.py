@@ -1,21 +1,18 @@
 """Every op and type, listed on the device, built without it and run on it."""
 
-import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from accelerator import blind
+from accelerator import built_blind
 from gemm_programs import probed_programs, programs
 
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.records import Status
-from flytune.tuner.builder import build
 from flytune.tuner.candidate import ATEN, TRITON, CandidateList, RunResult
 from flytune.tuner.subgraph import DECOMPOSE_K
 
@@ -67,18 +64,8 @@ def rows(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Rows:
     """What became of every candidate, built in processes that see no device."""
-    candidates = {c.choice_hash: c for one in lists.values() for c in one.candidates}
     folder = tmp_path_factory.mktemp("ops")
-    with ProcessPoolExecutor(
-        max_workers=max(1, (os.cpu_count() or 2) - 1),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=blind,
-        initargs=(str(folder),),
-    ) as pool:
-        results = pool.map(
-            build, candidates.values(), [profile] * len(candidates), chunksize=4
-        )
-        builds = {result.choice_hash: result for result in results}
+    builds = built_blind(lists.values(), profile, folder)
     request, result = folder / "request", folder / "result"
     request.write_bytes(pickle.dumps((lists, builds)))
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}

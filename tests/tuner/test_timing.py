@@ -8,6 +8,7 @@ import pytest
 from flytune.tuner.timing import (
     Race,
     TimingPlan,
+    calmest,
     copies_needed,
     time_interleaved,
     unsound,
@@ -197,3 +198,32 @@ MIB = 2**20
 )
 def test_copies_needed(weight: int, cache: int, budget: int, copies: int) -> None:
     assert copies_needed(weight, cache, budget) == copies
+
+
+@pytest.mark.parametrize(
+    ("disturbances", "races", "counts"),
+    [
+        ([0.1], 1, 0.1),  # undisturbed at once
+        ([0.5, 0.1], 2, 0.1),
+        ([0.5, 0.3, 0.4], 3, 0.3),  # never: the least disturbed
+    ],
+)
+def test_a_disturbed_race_is_run_again(
+    disturbances: list[float], races: int, counts: float
+) -> None:
+    left = iter(disturbances)
+
+    def run() -> tuple[Race, float]:
+        disturbed = next(left)
+        return Race({"a": (disturbed,)}, frozenset()), disturbed
+
+    race, disturbed = calmest(run, 0.2, 3, PLAN)
+    assert (race.samples_us["a"], disturbed) == ((counts,), counts)
+    assert len(disturbances) - len(list(left)) == races
+
+
+def test_no_further_race_begins_when_the_time_is_up() -> None:
+    runs = itertools.count(1)
+    plan = TimingPlan(max_seconds=-1.0)
+    _, disturbed = calmest(lambda: (Race({}, frozenset()), next(runs)), 0.2, 3, plan)
+    assert (disturbed, next(runs)) == (1, 2)
