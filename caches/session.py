@@ -93,7 +93,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         "calls": [[c.piece, c.tokens, c.round, c.seconds, c.rel_error] for c in calls],
         "ledger": ledger.to_json(),
         "inductor_config": config,
-        "torch_key": inductor.torch_key(),
         "threads": torch.get_num_threads(),
         "load_s": load_s,
         "saved_bytes": saved,

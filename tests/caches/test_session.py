@@ -124,9 +124,7 @@ def test_it_says_what_it_ran_under(
 ) -> None:
     manifest = Bundle.open(unfrozen_bundle).manifest
     assert result["threads"] == manifest.policy["threads"] == 1
-    assert result["torch_key"] == manifest.target["software"]["torch_key"]
     assert result["inductor_config"] == manifest.inductor_config
     assert result["inductor_config"]["max_autotune_gemm_backends"] == "'ATEN,CPP'"
-    assert f"inductor/cache/{result['system']['hash']}" in manifest.files
     assert result["peak_gib"] > 0.1
     assert result["compile_s"]["_compile.compile_inner"] > 0
