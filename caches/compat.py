@@ -115,6 +115,11 @@ def benchmark_key(inputs_key: str, device_type: str) -> str:
     return str(make(inputs_key, device_type, False))
 
 
+def stores_closures() -> bool:
+    """Whether a stored guard may look into a function's closure (not in 2.11)."""
+    return release(torch_version()) >= NEWEST_TORCH
+
+
 def precision_key() -> str:
     """Return the float32 precision part of the timings file's keys."""
     codecache = importlib.import_module("torch._inductor.codecache")

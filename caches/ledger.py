@@ -1,4 +1,4 @@
-"""What a process compiled, tuned, lowered and looked up, as it happened.
+"""What a process compiled, tuned, lowered, looked up and ran, as it happened.
 
 Inductor's own counters cannot tell: some are replayed on a cache hit. The ledger
 counts calls of the entry points themselves (`ledger_hooks`).
@@ -27,6 +27,7 @@ class Kind(StrEnum):
     FELL_BACK = "fell_back"
     DYNAMIC = "dynamic"
 
+    TRACED = "traced"
     LISTED = "listed"
     TAKEN = "taken"
     TRITON_LOADED = "triton_loaded"
@@ -35,9 +36,13 @@ class Kind(StrEnum):
 
 
 ASIDE = frozenset(
-    {Kind.LISTED, Kind.TAKEN, Kind.TRITON_LOADED, Kind.HEADER, Kind.COMPILER_QUERY}
+    {
+        *(Kind.TRACED, Kind.LISTED, Kind.TAKEN, Kind.TRITON_LOADED),
+        *(Kind.HEADER, Kind.COMPILER_QUERY),
+    }
 )
-"""Work that a hit does too, so that it proves nothing; counted apart."""
+"""Work that a hit does too, so that it proves nothing; counted apart. With precompiled
+entries nothing is traced either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One look into a graph cache of torch's."""
+    """One look into a cache of torch's."""
 
     layer: str
-    """"aot" (AOTAutograd) or "fx" (Inductor)."""
+    """"dynamo" (precompiled entries), "aot" (AOTAutograd) or "fx" (Inductor)."""
     state: str
     """"hit", "miss" or "bypass"."""
     key: str
@@ -75,6 +80,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._lookups: list[Lookup] = []
+        self._graphs = 0
 
     def add(self, event: Event) -> None:
         with self._lock:
@@ -83,6 +89,11 @@ class Ledger:
     def add_lookup(self, lookup: Lookup) -> None:
         with self._lock:
             self._lookups.append(lookup)
+
+    def add_graph(self) -> None:
+        """Count a compiled graph that is called for the first time."""
+        with self._lock:
+            self._graphs += 1
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -103,6 +114,7 @@ class Ledger:
                 [k.layer, k.state, k.key, dict(k.parts), k.reason]
                 for k in self._lookups
             ],
+            "graphs": self._graphs,
         }
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,10 @@ def _taken(args: tuple[Any, ...]) -> tuple[str, ...]:
     return choice.hash_key(), benchmark_key(inputs_key, choice.layout.device.type)
 
 
+def _code_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
+    return str(args[0].co_qualname)
+
+
 def _kernel_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
     fn = getattr(args[0], "fn", None)
     return str(getattr(fn, "__name__", "triton kernel"))
@@ -74,6 +79,7 @@ def _nothing(_: tuple[Any, ...], __: dict[str, Any]) -> str:
 
 
 HOOKS = (
+    Hook("torch._dynamo.convert_frame", "_compile", Kind.TRACED, _code_name),
     Hook("torch._inductor.graph", "GraphLowering.run", Kind.LOWERED, _graph_name),
     Hook(SELECT, "AlgorithmSelectorCache.__call__", Kind.LISTED, _list_name),
     Hook(SELECT, "ExternKernelCaller.output_node", Kind.TAKEN, _nothing, _taken),
@@ -123,6 +129,7 @@ def arm(ledger: Ledger) -> None:
     wrap("torch._inductor.cpp_builder", "CppBuilder.build", _cpp_build(ledger))
     wrap(CODECACHE, "PersistentCache.lookup", _timings_lookup(ledger))
     watch_lookups(ledger)
+    wrap("torch._inductor.output_code", "CompiledFxGraph.__call__", _first_run(ledger))
     wrap("torch._dynamo.convert_frame", "exceeds_recompile_limit", _fall_back(ledger))
     _watch_commands(ledger)
     for hook in LATE_HOOKS:
@@ -214,6 +221,23 @@ def _timings_lookup(ledger: Ledger) -> Wrapper:
             return result
 
         return lookup
+
+    return wrapper
+
+
+def _first_run(ledger: Ledger) -> Wrapper:
+    """Count each graph when it is called first; none is kept alive for that."""
+    seen: dict[int, weakref.ref[Any]] = {}
+
+    def wrapper(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, inputs: Any) -> Any:
+            key = id(self)
+            if key not in seen:
+                seen[key] = weakref.ref(self, lambda _: seen.pop(key, None))
+                ledger.add_graph()
+            return inner(self, inputs)
+
+        return call
 
     return wrapper
 

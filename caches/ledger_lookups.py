@@ -1,4 +1,4 @@
-"""What the ledger notes of each look into torch's two graph caches."""
+"""What the ledger notes of each look into torch's caches of graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +21,23 @@ def watch_lookups(ledger: Ledger) -> None:
     """
     wrap(CODECACHE, "FxGraphCache.prepare_key", _fx_key(ledger))
     wrap(CODECACHE, "FxGraphCache.load_with_key", _fx_load(ledger))
+    wrap("torch._dynamo.package", "DiskDynamoCache.load", _dynamo_load(ledger))
     seen: _Seen = []
     wrap(AUTOGRAD_CACHE, "autograd_cache_key", _aot_key(seen))
     wrap(AUTOGRAD_CACHE, "AOTAutogradCache.try_load", _aot_load(ledger, seen))
+
+
+def _dynamo_load(ledger: Ledger) -> Wrapper:
+    def wrapper(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def load(self: Any, function: Any) -> Any:
+            entry = inner(self, function)
+            state = "miss" if entry is None else "hit"
+            ledger.add_lookup(Lookup("dynamo", state, str(function.__qualname__)))
+            return entry
+
+        return load
+
+    return wrapper
 
 
 def _fx_key(ledger: Ledger) -> Wrapper:

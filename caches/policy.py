@@ -4,7 +4,7 @@ A bundle is baked, verified and served under one policy, which the manifest stor
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from flytune.caches.hook.flytune_hook import set_default
@@ -13,6 +13,8 @@ from flytune.shapes.errors import FlytuneError
 PolicyName = Literal["unfrozen", "frozen"]
 CUDA_POLICY = "max-autotune-no-cudagraphs"
 """torch.compile's mode of that name."""
+PRECOMPILE = "caching_precompile"
+"""Dynamo's setting, under which it stores its own entries and looks for them."""
 
 # Dynamo's default limit is 8 static sizes of one function, then it falls back to
 # eager; a policy leaves room for the sizes that it names and a few more.
@@ -41,6 +43,26 @@ class ServingPolicy:
     """`torch._dynamo.config` values, by dotted name."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that serving must have."""
+
+    @property
+    def precompiled(self) -> bool:
+        """Whether Dynamo's own entries are stored and looked for."""
+        return bool(self.dynamo.get(PRECOMPILE))
+
+    def with_precompiled(self) -> "ServingPolicy":
+        """Return this policy with Dynamo's own entries.
+
+        Raises:
+            FlytuneError: torch stores none of what the policy makes.
+        """
+        if self.inductor.get("freezing"):
+            raise FlytuneError(
+                "torch stores no frozen graph, so that nothing can be precompiled",
+                hint="leave out --precompiled, or build under the unfrozen policy",
+            )
+        # A size in each of the ways that torch tells apart has an entry of its own.
+        limits = _static_sizes(4 * len(self.tokens))
+        return replace(self, dynamo={**self.dynamo, **limits, PRECOMPILE: True})
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's form."""

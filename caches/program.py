@@ -1,13 +1,16 @@
-"""The program that is baked and verified: a model's decoder layer and its head.
+"""The program that is baked and verified: a model's parts, or the model as one graph.
 
 The layers of a model share one graph when they are compiled one by one, so that one
-layer of random weights bakes all of them. Sequences have no cache of earlier keys:
-one sequence of `tokens` tokens is one forward pass.
+layer of random weights bakes all of them. As one graph the model has all its layers,
+each with parameters of its own that lie in the memory of the first one's: what a graph
+holds of them is their sizes. Sequences have no cache of earlier keys: one sequence of
+`tokens` tokens is one forward pass.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flytune.shapes.errors import FlytuneError
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 # Prime, so that the repeated random values meet no tile's size.
 PATTERN = 4_194_301
 WEIGHT_STD = 0.02
+
+Bake = Literal["layers", "model"]
+"""What one graph holds: a decoder layer and the head apart, or the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,12 @@ class ProgramSpec:
     dtype: str = "bfloat16"
     """torch's name of the weights' type."""
     kind: str = "transformers"
+    bake: Bake = "layers"
+
+    @property
+    def depth(self) -> int:
+        """Decoder layers that one call passes through at most."""
+        return int(self.config["num_hidden_layers"]) if self.bake == "model" else 1
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's form."""
@@ -61,6 +73,7 @@ class Piece:
 
 
 _HEAD_PATHS = {"0": "model.norm", "1": "lm_head"}
+_LAYER = re.compile(r"(?<=\blayers)\.\d+\b")
 
 
 def model_path(piece: str, module: str) -> str:
@@ -70,19 +83,21 @@ def model_path(piece: str, module: str) -> str:
     """
     if piece == "head":
         return _HEAD_PATHS.get(module, module)
+    if piece == "model":
+        return _LAYER.sub(".*", module)
     return f"model.layers.*.{module}" if module else "model.layers.*"
 
 
 def build_program(
     spec: ProgramSpec, *, seed: int, device: str = "cpu"
 ) -> Iterator[Piece]:
-    """Yield the decoder layer, then the head, with random weights.
+    """Yield the parts that are compiled apart, with random weights.
 
     Each piece takes memory when it is yielded: a caller who drops it before the next
     holds the weights of one alone.
 
     Args:
-        spec: The model and its attention.
+        spec: The model, its attention, and what one graph holds.
         seed: Of the weights.
         device: torch's type of the device that the pieces are on.
 
@@ -91,9 +106,19 @@ def build_program(
     """
     import torch
 
-    model, config = _meta_model(spec)
     # An index, or torch would ask the driver for the current device.
     on = torch.device(device) if device == "cpu" else torch.device(device, 0)
+    if spec.bake == "model":
+        yield _whole(spec, seed, on)
+    else:
+        yield from _parts(spec, seed, on)
+
+
+def _parts(spec: ProgramSpec, seed: int, on: "torch.device") -> Iterator[Piece]:
+    """Yield the decoder layer, then the head."""
+    import torch
+
+    model, config = _meta_model(spec)
     base = model.model
     rotary = type(base.rotary_emb)(config=config)
 
@@ -117,8 +142,27 @@ def build_program(
     yield Piece("head", _materialised(head, seed, on), head_inputs)
 
 
+def _whole(spec: ProgramSpec, seed: int, on: "torch.device") -> Piece:
+    """Return the model itself, called with token ids as transformers calls it."""
+    import torch
+
+    model, config = _meta_model(spec)
+    rotary = type(model.model.rotary_emb)(config=config)
+    _materialised(model, seed, on)
+    model.tie_weights()
+    # Its frequencies are computed, not loaded.
+    model.model.rotary_emb = rotary.to(on)
+
+    def inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        generator = torch.Generator().manual_seed(seed + tokens)
+        ids = torch.randint(config.vocab_size, (1, tokens), generator=generator)
+        return (), {"input_ids": ids.to(on), "use_cache": False}
+
+    return Piece("model", model, inputs)
+
+
 def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
-    """Return (model of one layer on the meta device, its config)."""
+    """Return (model on the meta device, its config); the parts have one layer."""
     import torch
 
     try:
@@ -131,7 +175,8 @@ def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
 
     raw = dict(spec.config)
     config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
-    config.num_hidden_layers = 1
+    if spec.bake == "layers":
+        config.num_hidden_layers = 1
     config._attn_implementation = spec.attention
     dtype = getattr(torch, spec.dtype)
     config.dtype = dtype
@@ -143,23 +188,29 @@ def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
 def _materialised(
     module: "torch.nn.Module", seed: int, device: "torch.device"
 ) -> "torch.nn.Module":
-    """Return a meta module with memory and random weights."""
+    """Return a meta module with memory and random weights.
+
+    Parameters of numbered layers lie in the memory of the first layer's.
+    """
     import torch
     from torch._subclasses import FakeTensor
 
+    made: dict[tuple[str, torch.Size], torch.Tensor] = {}
     # Not `to_empty`, which cannot put a fake tensor in a fake tensor's place.
     for name, on_meta in tuple(module.named_parameters()):
         owner, _, own_name = name.rpartition(".")
-        empty = torch.empty_like(on_meta, device=device)
-        parameter = torch.nn.Parameter(empty, requires_grad=False)
+        place = (_LAYER.sub(".*", name), on_meta.shape)
+        if place not in made:
+            made[place] = torch.empty_like(on_meta, device=device)
+        parameter = torch.nn.Parameter(made[place], requires_grad=False)
         setattr(module.get_submodule(owner), own_name, parameter)
-    for at, (name, parameter) in enumerate(module.named_parameters()):
-        if isinstance(parameter, FakeTensor):
+    for at, ((name, _), weight) in enumerate(made.items()):
+        if isinstance(weight, FakeTensor):
             break  # it has no values
-        if parameter.dim() == 1 and not name.endswith("bias"):
-            parameter.fill_(1.0)
+        if weight.dim() == 1 and not name.endswith("bias"):
+            weight.fill_(1.0)
         else:
-            fill_random(parameter, seed=seed + at, std=WEIGHT_STD)
+            fill_random(weight, seed=seed + at, std=WEIGHT_STD)
     return module
 
 

@@ -11,8 +11,8 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,20 @@ from flytune.caches.child import die_with_parent
 from flytune.caches.compat import require_torch
 from flytune.caches.ledger import Ledger
 from flytune.caches.policy import ServingPolicy
+from flytune.caches.precompiled import Precompiler
 from flytune.caches.program import Piece, ProgramSpec, build_program
 
-# Largest error against eager, relative to the largest output: bf16 has 8 bits of
-# mantissa, and a layer adds a few roundings of 2^-8 in another order.
+# Largest error of one layer against eager, relative to the largest output: bf16 has 8
+# bits of mantissa, and a layer adds a few roundings of 2^-8 in another order.
 TOLERANCE = 0.03
+
+
+def tolerance(program: ProgramSpec) -> float:
+    """Return the largest error that a call may have against eager.
+
+    Roundings of layers in a row add up as a random walk.
+    """
+    return TOLERANCE * math.sqrt(program.depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ class Call:
     piece: str
     tokens: int
     round: str
-    """"first" (largest size first); "again", "steady" or "reset" (shuffled)."""
+    """"first", largest size first; shuffled: "again", "steady", "variants", "reset"."""
     seconds: float
     rel_error: float | None
     """Largest difference from eager over eager's largest value; first round only."""
@@ -55,12 +64,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """Run every size of the policy: largest first, shuffled, and shuffled anew.
 
     Args:
-        request: `program`, `policy` and `seed`; `again`, whether graphs are forgotten
-            and looked for once more; `search`, the search space of what is lowered, as
+        request: `program`, `policy` and `seed`; `again` and `variants`, as for
+            `run_rounds`; `search`, the search space of what is lowered, as
             for `widen_search`; `keep_descents`, whether the function of that name is
-            called; `load` and `save` name files of torch's mega-cache, to read before
-            the run and to write after it; `mode` of torch.compile and `steady`, as for
-            `run_rounds`.
+            called; `precompile`, whether Dynamo's entries are stored, for a policy that
+            looks for them; `load` and `save` name files of torch's mega-cache, to read
+            before the run and to write after it; `mode` of torch.compile and `steady`,
+            as for `run_rounds`.
 
     Raises:
         FlytuneError: torch is unsupported, or the program cannot be built.
@@ -76,16 +86,20 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     _configure(request, policy)
     ledger = Ledger()
     arm(ledger)
+    precompiler = Precompiler()
+    if request.get("precompile"):
+        precompiler.arm()
     config = inductor.portable_config()
-    again = request.get("again", True)
     load_s = _load_artifacts(request.get("load"))
-    options = {name: request[name] for name in ("mode", "steady") if name in request}
+    options = {name: request[name] for name in _OPTIONS if name in request}
     calls: list[Call] = []
     compile_s: Counter[str] = Counter()
     with torch.no_grad():
         for piece in build_program(spec, seed=request["seed"], device=policy.device):
-            calls += run_rounds(piece, policy, request["seed"], again, **options)
+            calls += run_rounds(piece, policy, request["seed"], **options)
             compile_s.update(inductor.take_compile_seconds())
+            if request.get("precompile"):
+                precompiler.store()
             del piece
             inductor.forget_graphs()
     saved = _save_artifacts(request.get("save"))
@@ -97,8 +111,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         "load_s": load_s,
         "saved_bytes": saved,
         "compile_s": compile_s,
+        "dropped_guards": sorted(precompiler.dropped),
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
+
+
+# Of `run_rounds`.
+_OPTIONS = ("again", "variants", "mode", "steady")
 
 
 def _configure(request: dict[str, Any], policy: ServingPolicy) -> None:
@@ -140,8 +159,9 @@ def run_rounds(
     piece: Piece,
     policy: ServingPolicy,
     seed: int,
-    again: bool,
     *,
+    again: bool = True,
+    variants: bool = True,
     mode: str | None = None,
     steady: int = 0,
 ) -> list[Call]:
@@ -149,6 +169,9 @@ def run_rounds(
 
     Args:
         again: Whether to forget the graphs, and to look for them in another order.
+        variants: Whether to call it too as torch tells apart and serving may: with
+            weights that require gradients, and, for Dynamo's entries, in inference
+            mode.
         mode: Of torch.compile; None compiles as the policy alone says.
         steady: More calls of each size, to see how long one takes from then on.
     """
@@ -159,23 +182,55 @@ def run_rounds(
     largest_first = sorted(policy.tokens, reverse=True)
     shuffled = list(largest_first)
     random.Random(seed).shuffle(shuffled)
+    start = time.perf_counter()
     compiled = torch.compile(piece.module, dynamic=policy.dynamic, **given)
+    # Precompiled entries are loaded here: the first caller waits for that.
+    made_s = time.perf_counter() - start
     calls = [_call(piece, compiled, tokens, "first", seed) for tokens in largest_first]
+    calls[0] = replace(calls[0], seconds=calls[0].seconds + made_s)
     calls += [_call(piece, compiled, tokens, "again", seed) for tokens in shuffled]
     for tokens in shuffled * steady:
         calls.append(_call(piece, compiled, tokens, "steady", seed))
-    if again and not policy.inductor.get("freezing"):
-        # A frozen graph is lowered anew each time: that would only repeat the first.
+    # A frozen graph is lowered anew each time: more would only repeat the first.
+    frozen = bool(policy.inductor.get("freezing"))
+    if variants and not frozen:
+        for context, grads in _variants(policy):
+            piece.module.requires_grad_(grads)
+            with context():
+                calls += [
+                    _call(piece, compiled, tokens, "variants", seed)
+                    for tokens in shuffled
+                ]
+        piece.module.requires_grad_(False)
+    if again and not frozen:
         torch._dynamo.reset()
         compiled = torch.compile(piece.module, dynamic=policy.dynamic, **given)
         calls += [_call(piece, compiled, tokens, "reset", seed) for tokens in shuffled]
     return calls
 
 
+def _variants(policy: ServingPolicy) -> Iterator[tuple[Callable[[], Any], bool]]:
+    """Yield (context, whether weights require gradients), but those of the first round.
+
+    A loaded model's weights do where nobody says otherwise.
+    """
+    import torch
+
+    yield torch.no_grad, True
+    if policy.precompiled:
+        yield torch.inference_mode, True
+        yield torch.inference_mode, False
+
+
 def _call(
     piece: Piece, compiled: Callable[..., Any], tokens: int, round_: str, seed: int
 ) -> Call:
-    args, kwargs = piece.inputs(tokens, seed)
+    import torch
+
+    # A layer's inputs come from the layer before it, a model's from outside.
+    outside = piece.name == "model"
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not outside):
+        args, kwargs = piece.inputs(tokens, seed)
     _finish(piece)
     start = time.perf_counter()
     output = compiled(*args, **kwargs)
@@ -183,7 +238,9 @@ def _call(
     seconds = time.perf_counter() - start
     error = None
     if round_ == "first":
-        error = relative_error(output, piece.module(*args, **kwargs))
+        eager = piece.module(*args, **kwargs)
+        # A whole model returns its logits among other things.
+        error = relative_error(*(getattr(o, "logits", o) for o in (output, eager)))
     return Call(piece.name, tokens, round_, seconds, error)
 
 

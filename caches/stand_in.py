@@ -37,6 +37,7 @@ def stand_in(profile: DeviceProfile) -> None:
     _replace_torch(profile)
     _replace_interface(profile)
     _replace_attention()
+    _replace_padding()
     set_triton_target(profile)
 
 
@@ -177,6 +178,22 @@ def _replace_attention() -> None:
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
     torch.nn.functional.scaled_dot_product_attention = attention
+
+
+def _replace_padding() -> None:
+    """Leave operands as they are where torch would time whether to pad them.
+
+    It does so for sizes that are no multiple of 8 in what is bound by computing; what
+    the device would say, nobody here can know.
+    """
+    owner, name, _ = private(
+        "torch._inductor.fx_passes.pad_mm", "get_cached_should_pad"
+    )
+    setattr(owner, name, lambda _: False)
+    utils: Any = importlib.import_module("torch._inductor.utils")
+    if hasattr(utils, "_current_accelerator_device"):  # torch 2.15, not 2.11
+        device = private("torch", "device")[2]
+        utils._current_accelerator_device = lambda: device("cuda", 0)
 
 
 def _no_state() -> Any:

@@ -8,7 +8,7 @@ that is named with the part of the key that differs.
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from flytune.caches.ledger import (
 from flytune.caches.manifest import Manifest
 from flytune.caches.placing import CACHES
 from flytune.caches.policy import ServingPolicy
-from flytune.caches.session import TOLERANCE
+from flytune.caches.program import ProgramSpec
+from flytune.caches.session import tolerance
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.caches.triton_cache import TRITON_DIR, relocate
 
@@ -134,13 +135,16 @@ def judge(
     events = read_events(result["ledger"]["events"])
     lookups = read_lookups(result["ledger"]["lookups"])
     frozen = bool(policy.inductor.get("freezing"))
+    aside = ASIDE - {Kind.TRACED} if policy.precompiled else ASIDE
     refused = tuple(k for k in lookups if k.layer == "fx" and k.state == "bypass")
     failures = [
         *_config_differences(manifest, result["inductor_config"]),
         *_missed_graphs(lookups, baked, frozen),
-        *_work(events, len(refused) if frozen else 0),
-        *_errors(result["calls"]),
-        *_unseen(lookups, result["calls"]),
+        *_work(
+            (e for e in events if e.kind not in aside), len(refused) if frozen else 0
+        ),
+        *_errors(result["calls"], tolerance(ProgramSpec.from_json(manifest.program))),
+        *_unseen(result["ledger"]["graphs"], result["calls"]),
     ]
     # Work that escaped the ledger, in another process, leaves its files.
     if not failures and (left := [f for f in written if not _harmless(f, frozen)]):
@@ -151,8 +155,8 @@ def judge(
         # A graph may be looked for twice before it is compiled.
         failures=tuple(dict.fromkeys(failures)),
         uncacheable=_uncacheable(refused) if frozen else (),
-        work=summary(e for e in events if e.kind not in ASIDE),
-        aside=summary(e for e in events if e.kind in ASIDE),
+        work=summary(e for e in events if e.kind not in aside),
+        aside=summary(e for e in events if e.kind in aside),
         lookups=_lookup_counts(lookups),
         first_call_s=sum(c[3] for c in result["calls"] if c[2] == "first"),
         worst_error=max(errors, default=0.0) if finite else None,
@@ -189,52 +193,52 @@ def _missed_graphs(
         elif lookup.state == "miss" and lookup.layer == "fx":
             why = "; ".join(explain_miss(lookup, baked))
             lines.append(f"graph missed: {lookup.key[:16]}: {why}")
+        elif lookup.state == "miss" and lookup.layer == "dynamo":
+            lines.append(f"no precompiled entry: {lookup.key}")
         elif lookup.state == "miss":
             lines.append(f"graph missed in AOTAutograd: {lookup.key[:16]}")
     return lines
 
 
-def _work(events: tuple[Event, ...], may_lower: int) -> list[str]:
+def _work(events: Iterable[Event], may_lower: int) -> list[str]:
     lines = []
-    lowered = 0
+    lowered = benchmarked = tuned = 0
     for event in events:
-        if event.kind in ASIDE:
-            continue
         if event.kind is Kind.LOWERED:
             lowered += 1
             if lowered <= may_lower:
                 continue
         if event.kind is Kind.BENCHMARKED:
+            benchmarked += 1
             continue  # part of `tuned`, which names the list
         line = f"{event.kind}: {event.what or 'unnamed'}"
         if event.kind is Kind.TUNED:
+            tuned += 1
             line += f": no time for candidate {', '.join(event.detail)}"
         lines.append(line)
-    benchmarked = sum(e.kind is Kind.BENCHMARKED for e in events)
-    if benchmarked and not any(e.kind is Kind.TUNED for e in events):
+    if benchmarked and not tuned:
         lines.append(f"benchmarked: {benchmarked} times")
     return lines
 
 
-def _errors(calls: list[Any]) -> list[str]:
+def _errors(calls: list[Any], limit: float) -> list[str]:
     return [
         f"output differs from eager: {piece} at {tokens} tokens: {error:.3g} "
-        f"exceeds {TOLERANCE}"
+        f"exceeds {limit:.3g}"
         for piece, tokens, _, _, error in calls
-        if error is not None and not error <= TOLERANCE
+        if error is not None and not error <= limit
     ]
 
 
-def _unseen(lookups: tuple[Lookup, ...], calls: list[Any]) -> list[str]:
-    """Refuse a run in which less was compiled or found than was called.
+def _unseen(graphs: int, calls: list[Any]) -> list[str]:
+    """Refuse a run in which fewer graphs ran than were called.
 
     A program that falls back to eager does no work, and would prove nothing.
     """
     first = sum(call[2] == "first" for call in calls)
-    seen = sum(lookup.layer == "fx" for lookup in lookups)
-    if seen >= first > 0:
+    if graphs >= first > 0:
         return []
-    return [f"graphs not looked for: {first} first calls, {seen} lookups"]
+    return [f"graphs that did not run: {first} first calls, {graphs} graphs"]
 
 
 def _uncacheable(refused: tuple[Lookup, ...]) -> tuple[str, ...]:

@@ -89,6 +89,11 @@ def programs() -> dict[str, Program]:
     ragged = (((0, K), torch.bfloat16), experts, ((GROUPS,), torch.int32))
     made["grouped_mm 2d"] = (grouped, ragged)
     made["grouped_mm 3d"] = (grouped, (((GROUPS, 0, K), torch.bfloat16), experts))
+    # Not a multiple of 8: torch asks whether to pad, and of what is bound by computing
+    # it times both.
+    wide = ((4096, 4096), torch.bfloat16)
+    for rows in (2, 2047):
+        made[f"mm of {rows}"] = (functional.linear, (((rows, 4096), wide[1]), wide))
     # Deep enough to be cut into slices of K.
     deep = (((0, 16384), torch.bfloat16), ((64, 16384), torch.bfloat16))
     made["mm deep"] = (functional.linear, deep)

@@ -7,12 +7,15 @@ one has an empty ledger, because a first hit can still do work that the next fin
 With coordinate descent the graphs of the first pass are thrown away: they were stored
 before their kernels were tuned by steps, which a hit would do again (torch 2.11 at each
 start). The second pass stores them with what the first one found.
+
+Where the policy asks for precompiled entries, a last pass stores them; for the others
+Dynamo traces the program, and nothing is left to do but that.
 """
 
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,8 @@ class Bake:
     keys: tuple[GraphKey, ...]
     inductor_config: Mapping[str, str]
     peak_gib: float
+    dropped_guards: tuple[str, ...] | None
+    """Of Dynamo's, what the stored entries do not check; None where none is stored."""
 
     @property
     def settled(self) -> bool:
@@ -66,6 +71,9 @@ class Bake:
             "remaining": dict(self.remaining),
             "uncacheable": list(self.uncacheable),
             "peak_gib": self.peak_gib,
+            "dropped_guards": None
+            if self.dropped_guards is None
+            else list(self.dropped_guards),
         }
 
 
@@ -92,9 +100,7 @@ def bake(
     cache_dir.mkdir(parents=True)
     if timings:
         write_timings(cache_dir, system, timings)
-    passes: list[dict[str, int]] = []
-    taken: set[tuple[str, str]] = set()
-    frozen = bool(plan.policy.inductor.get("freezing"))
+    passes = _Passes(frozen=bool(plan.policy.inductor.get("freezing")))
     descends = bool(plan.policy.inductor.get("coordinate_descent_tuning"))
     # One for the graphs, one for them again, and one that finds nothing to do.
     max_passes = max(options.bake_passes, 3 if descends else 2)
@@ -102,47 +108,96 @@ def bake(
         for number in range(1, max_passes + 1):
             # A hit would tune again what is not stored yet, and overwrite what was
             # found.
-            stores = number <= (2 if descends else 1)
-            result = _run(plan, cache_dir, number, options.search, again=not stores)
-            events = read_events(result["ledger"]["events"])
-            lookups = read_lookups(result["ledger"]["lookups"])
-            work = summary(e for e in events if e.kind not in ASIDE)
-            passes.append(work)
-            progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
-            taken.update(
-                (e.detail[0], e.detail[1]) for e in events if e.kind is Kind.TAKEN
+            hits = number > (2 if descends else 1)
+            result = _run(
+                plan, cache_dir, number, options.search, again=hits, variants=hits
             )
-            _refuse_tuning(events)
-            if frozen:
-                _refuse_cached(lookups)
-            remaining = _remaining(work, lookups, frozen)
-            if number > 1 and not remaining:
+            work = passes.add(result)
+            progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
+            if number > 1 and not passes.remaining:
                 break
             if descends and number == 1:
                 forget_stored_graphs(cache_dir)
-                taken.clear()
-    refused = sorted({k.reason for k in lookups if k.state == "bypass"})
+                passes.taken.clear()
+        dropped = None
+        if plan.policy.precompiled:
+            # Last, for what is stored then is never looked at again.
+            dropped = _precompile(plan, cache_dir, passes, options, progress)
     return Bake(
         cache_dir,
-        tuple(passes),
-        remaining,
-        tuple(refused),
-        frozenset(taken),
-        graph_keys(lookups),
+        tuple(passes.work),
+        passes.remaining,
+        tuple(sorted({k.reason for k in passes.lookups if k.state == "bypass"})),
+        frozenset(passes.taken),
+        graph_keys(passes.lookups),
         result["inductor_config"],
         result["peak_gib"],
+        dropped,
     )
 
 
+@dataclass(slots=True)
+class _Passes:
+    """What the passes did, one after another."""
+
+    frozen: bool
+    work: list[dict[str, int]] = field(default_factory=list)
+    taken: set[tuple[str, str]] = field(default_factory=set)
+    lookups: list[Lookup] = field(default_factory=list)
+    remaining: dict[str, int] = field(default_factory=dict)
+    """Of the last one."""
+
+    def add(self, result: Mapping[str, Any]) -> dict[str, int]:
+        """Take in a pass and return its work.
+
+        Raises:
+            FlytuneError: Inductor tuned, or a frozen graph was cached.
+        """
+        events = read_events(result["ledger"]["events"])
+        lookups = read_lookups(result["ledger"]["lookups"])
+        work = summary(e for e in events if e.kind not in ASIDE)
+        self.work.append(work)
+        self.lookups += lookups
+        self.taken.update(
+            (e.detail[0], e.detail[1]) for e in events if e.kind is Kind.TAKEN
+        )
+        _refuse_tuning(events)
+        if self.frozen:
+            _refuse_cached(lookups)
+        self.remaining = _remaining(work, lookups, self.frozen)
+        return work
+
+
+def _precompile(
+    plan: Plan,
+    cache_dir: Path,
+    passes: _Passes,
+    options: BuildOptions,
+    progress: Progress,
+) -> tuple[str, ...]:
+    """Store Dynamo's entries; return the guards that they lack."""
+    number = len(passes.work) + 1
+    how = {"again": False, "variants": True, "precompile": True}
+    result = _run(plan, cache_dir, number, options.search, **how)
+    work = _words(passes.add(result)) or "nothing else to do"
+    dropped = tuple(result["dropped_guards"])
+    progress.say(
+        f"bake: pass {number}: precompiled entries, {len(dropped)} guards dropped; "
+        f"{work}"
+    )
+    return dropped
+
+
 def _run(
-    plan: Plan, cache_dir: Path, number: int, search: str, *, again: bool
+    plan: Plan, cache_dir: Path, number: int, search: str, **how: bool
 ) -> dict[str, Any]:
+    """Run the program once; `how` is as for `session.run`."""
     result_path = plan.work / f"bake-{number}.json"
     request = {
         "program": plan.program.to_json(),
         "policy": plan.policy.to_json(),
         "seed": BAKE_SEED,
-        "again": again,
+        **how,
         "search": search.upper(),
         "keep_descents": number > 1 and plan.profile is not None,
     }

@@ -7,6 +7,7 @@ from types import FrameType
 
 import click
 
+from flytune.caches.program import Bake
 from flytune.shapes.derive import Attention
 from flytune.tuner.shapes_command import model_option, tokens_option
 
@@ -93,6 +94,20 @@ KNOWN_BACKENDS = ("ATEN", "TRITON")
     "compiled, where they are of the same candidates.",
 )
 @click.option(
+    "--bake",
+    type=click.Choice(["layers", "model"]),
+    default="layers",
+    show_default=True,
+    help="What one graph holds. layers: a decoder layer and the head, each compiled "
+    "alone, one graph for all layers. model: all of the model.",
+)
+@click.option(
+    "--precompiled",
+    is_flag=True,
+    help="Store Dynamo's entries too: serving traces nothing. torch drops guards that "
+    "it cannot store.",
+)
+@click.option(
     "--bake-passes",
     type=click.IntRange(min=2),
     default=4,
@@ -127,6 +142,8 @@ def build_command(
     threads: int | None,
     ray_address: str | None,
     from_bundle: Path | None,
+    bake: Bake,
+    precompiled: bool,
     bake_passes: int,
     work: Path | None,
     fresh: bool,
@@ -160,6 +177,8 @@ def build_command(
         work=work or flytune_home() / "work",
         ray=ray_address,
         from_bundle=from_bundle,
+        bake=bake,
+        precompiled=precompiled,
         bake_passes=bake_passes,
         fresh=fresh,
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from flytune.caches.program import Bake
 from flytune.shapes.derive import Attention
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.workers import Deadlines
@@ -30,6 +31,10 @@ class BuildOptions:
     """An older bundle whose times are taken where they are for the same list."""
     bake_passes: int
     """Fresh processes that a bake may take until one compiles nothing."""
+    bake: Bake = "layers"
+    """What one graph of the baked program holds."""
+    precompiled: bool = False
+    """Whether the bundle holds Dynamo's entries too."""
     device: str = "auto"
     """"auto", "cpu" or "cuda"."""
     target: str | None = None

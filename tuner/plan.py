@@ -75,7 +75,9 @@ def make_plan(options: BuildOptions) -> Plan:
         attention=attention,
     )
     policy = _policy(options, model, attention, profile)
-    program = ProgramSpec(json.loads(model.raw), attention, model.dtype)
+    program = ProgramSpec(
+        json.loads(model.raw), attention, model.dtype, bake=options.bake
+    )
     target = Target.here(
         threads=options.threads,
         hardware=None if profile is None else profile.hardware(),
@@ -83,7 +85,7 @@ def make_plan(options: BuildOptions) -> Plan:
     name = Path(options.model).name.lower().removesuffix(".json")
     out = options.out or Path(f"{name}.{target.slug}.tar.zst")
     _check_output(out)
-    needed = needed_bytes(shapes, policy)
+    needed = needed_bytes(shapes, policy, program)
     _check_memory(shapes, needed, profile)
     identity = {
         "program": program.to_json(),
@@ -177,36 +179,46 @@ def _policy(
     profile: DeviceProfile | None,
 ) -> ServingPolicy:
     if profile is not None:
-        return cuda_policy(
+        policy = cuda_policy(
             tokens=options.tokens,
             threads=options.threads,
             attention=attention,
             backends=options.backends,
         )
-    return cpu_policy(
-        options.policy,
-        tokens=options.tokens,
-        threads=options.threads,
-        attention=attention,
-        layers=model.num_hidden_layers,
-    )
+    else:
+        policy = cpu_policy(
+            options.policy,
+            tokens=options.tokens,
+            threads=options.threads,
+            attention=attention,
+            layers=model.num_hidden_layers if options.bake == "layers" else 1,
+        )
+    return policy.with_precompiled() if options.precompiled else policy
 
 
-def needed_bytes(shapes: tuple[GemmShape, ...], policy: ServingPolicy) -> int:
+def needed_bytes(
+    shapes: tuple[GemmShape, ...], policy: ServingPolicy, program: ProgramSpec
+) -> int:
     """Return the memory of the largest stage: a bake, or timing the largest GEMM.
 
     A bake holds one piece of the program; a frozen one besides a packed copy for each
-    size and one more while it packs.
+    size and one more while it packs. All layers of a whole model lie in the memory of
+    one, but are packed each by itself.
     """
     weights: dict[str, int] = {}
     for shape in shapes:
         if shape.op != "bmm":
             weights[shape.module] = shape.n * shape.k * _BYTES.get(shape.b_dtype, 4)
     layer = sum(size for module, size in weights.items() if "layers." in module)
-    piece = max(layer, sum(weights.values()) - layer)
-    copies = 2 + len(policy.tokens) if policy.inductor.get("freezing") else 1
+    head = sum(weights.values()) - layer
+    # The embedding is of the head's size.
+    piece = layer + 2 * head if program.bake == "model" else max(layer, head)
+    packed = 0
+    if policy.inductor.get("freezing"):
+        each = program.depth * layer + head if program.bake == "model" else piece
+        packed = each * (1 + len(policy.tokens))
     largest = max(weights.values(), default=0)
-    bake = piece * copies + _logits_bytes(shapes)
+    bake = piece + packed + _logits_bytes(shapes)
     return int(_PROCESS_BYTES + max(bake, largest * _TIMED_COPIES))
 
 

@@ -85,6 +85,12 @@ def _coverage_lines(manifest: Manifest) -> list[str]:
     passes = manifest.bake["passes"]
     settled = "the last compiled nothing" if manifest.bake["settled"] else "not settled"
     lines.append(f"baked   {len(passes)} passes, {settled}")
+    dropped = manifest.bake.get("dropped_guards")
+    if dropped is not None:
+        lines.append(
+            f"        with precompiled entries, which lack {len(dropped)} of Dynamo's "
+            "guards; `flytune inspect` names them"
+        )
     return lines
 
 

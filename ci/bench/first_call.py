@@ -1,14 +1,17 @@
-"""A program's first calls: with no cache, with torch's mega-cache, with the bundle.
+"""A program's first calls: with no cache, with torch's mega-cache, with a bundle.
 
-`python ci/bench/first_call.py [--device D] [--model M] [--tokens 1,16] [--rounds 3]`
+`python ci/bench/first_call.py [--device D] [--model M] [--layers N] [--tokens 1,16]`
 
-All three are the same program under the same policy in fresh processes of one run, in
-turn; beside them one that knows nothing of flytune, `torch.compile` with the mode that
-tunes. A first call is what a process waits for: loading the cache, and the first call
-of each piece at each size. On a CPU both policies are run.
+With `--layers` the program is a whole model of so many layers, else a decoder layer and
+the head, compiled apart. All are the same program under the same policy in fresh
+processes of one run, in turn; so is, where torch stores them, a bundle with precompiled
+entries. Beside them one that knows nothing of flytune: `torch.compile` with the mode
+that tunes. A first call is what a process waits for: loading the cache, and the first
+call of each piece at each size. On a CPU both policies are run.
 """
 
 import functools
+import json
 import shutil
 import statistics
 import time
@@ -31,8 +34,11 @@ from flytune.caches.placing import CACHES
 from flytune.caches.policy import CUDA_POLICY, ServingPolicy
 from flytune.caches.triton_cache import TRITON_DIR, relocate
 from flytune.caches.verify import SESSION
+from flytune.shapes.registry import find_model
 
 PLAIN, COLD, MEGACACHE, BUNDLE = "plain", "cold", "megacache", "bundle"
+PRECOMPILED = "precompiled"
+VEHICLES = (PLAIN, COLD, MEGACACHE, BUNDLE, PRECOMPILED)
 COMPILED = (Kind.CPP_COMPILED, Kind.ISA_PROBED, Kind.TRITON_COMPILED)
 WORK = ("tuned", "compiled", "lowered")
 _KERNELS = (".so", ".cubin", ".hsaco")
@@ -43,12 +49,18 @@ Row = dict[str, Any]
 @click.command()
 @bench_options
 @click.option("--model", help="[default: Qwen3-4B on a CPU, else Llama-3.1-8B]")
+@click.option(
+    "--layers",
+    type=click.IntRange(min=0),
+    help="Of a whole model; 0: a layer and the head.  [default: 0 on a CPU, else 2]",
+)
 @click.option("--tokens", help="[default: 1,16 on a CPU, else 64]")
 @click.option("--policies", help="Of a CPU.  [default: unfrozen,frozen]")
 @click.option("--rounds", default=3, show_default=True, help="Of each; cold has one.")
 @click.option("--steady", default=30, show_default=True, help="Calls of each size.")
 def main(
     model: str | None,
+    layers: int | None,
     tokens: str | None,
     policies: str | None,
     rounds: int,
@@ -61,13 +73,15 @@ def main(
     model = model or ("Qwen3-4B" if on_cpu else "Llama-3.1-8B")
     tokens = tokens or ("1,16" if on_cpu else "64")
     names = (policies or "unfrozen,frozen").split(",") if on_cpu else [CUDA_POLICY]
-    options = {"model": model, "tokens": tokens, "steady": steady}
+    layers = (0 if on_cpu else 2) if layers is None else layers
+    what = {"model": model, "layers": layers, "tokens": tokens}
+    options = {**what, "steady": steady}
     rows: list[Row] = []
-    figures: dict[str, Any] = {"model": model, "tokens": tokens}
+    figures: dict[str, Any] = dict(what)
     with bench.in_pieces(**options) as pieces:
         for name in names:
             how = _How(bench, pieces, name, steady)
-            measured = how.measure(model, numbers(None, None, tokens), rounds)
+            measured = how.measure(model, layers, numbers(None, None, tokens), rounds)
             rows += measured
             figures[name] = figures_of(measured)
             _print(name, figures[name])
@@ -86,23 +100,41 @@ class _How:
         self._folder = bench.work / policy
         self._mega = bench.work / f"{policy}-cold" / "mega"
 
-    def measure(self, model: str, tokens: tuple[int, ...], rounds: int) -> list[Row]:
+    def measure(
+        self, model: str, layers: int, tokens: tuple[int, ...], rounds: int
+    ) -> list[Row]:
         """Return a row a process: the plain, the cold one, and then hits in turn."""
-        device = self._bench.device
-        build = functools.partial(
-            _built, model, tokens, device, self._name, self._folder
-        )
-        built = self._pieces.unit(
-            f"build {self._name}", build, expected_s=240, made=self._folder
-        )
-        if not built["verified"]:
-            print("the bundle is not verified: it does work that a hit would not")
-        bundle = Bundle.open(self._folder / "bundle")
-        rows = [self._unit(bundle, PLAIN, 0), self._unit(bundle, COLD, 0)]
+        if layers:
+            model = str(_shortened(model, layers, self._bench.work))
+        more = ("--bake", "model") if layers else ()
+        built = functools.partial(self._built, model, tokens)
+        bundles = {BUNDLE: built(BUNDLE, more)}
+        if self._name != "frozen":
+            earlier = ("--from", str(bundles[BUNDLE].path), "--precompiled")
+            bundles[PRECOMPILED] = built(PRECOMPILED, (*more, *earlier))
+        plain = bundles[BUNDLE]
+        rows = [self._unit(plain, PLAIN, 0), self._unit(plain, COLD, 0)]
         for round_ in range(rounds):
-            for vehicle in (MEGACACHE, BUNDLE):
+            for vehicle in (MEGACACHE, *bundles):
+                bundle = bundles.get(vehicle, plain)
                 rows.append(self._unit(bundle, vehicle, round_))
         return rows
+
+    def _built(
+        self, model: str, tokens: tuple[int, ...], kind: str, more: tuple[str, ...]
+    ) -> Bundle:
+        folder = self._folder / kind
+        device = self._bench.device
+        policy = self._name if device == "cpu" else None
+        build = functools.partial(
+            _build, model, tokens, policy, folder, ("--device", device, *more)
+        )
+        built = self._pieces.unit(
+            f"build {self._name} {kind}", build, expected_s=240, made=folder
+        )
+        if not built["verified"]:
+            print(f"the {kind} is not verified: it does work that a hit would not")
+        return Bundle.open(folder / "bundle")
 
     def _unit(self, bundle: Bundle, vehicle: str, round_: int) -> Row:
         row: Row = self._pieces.unit(
@@ -118,7 +150,7 @@ class _How:
         place = self._bench.work / "place"
         shutil.rmtree(place, ignore_errors=True)
         start = time.perf_counter()
-        if vehicle == BUNDLE:
+        if vehicle in (BUNDLE, PRECOMPILED):
             bundle.place(place)
             relocate(place / CACHES / TRITON_DIR)
         placed_s = time.perf_counter() - start
@@ -142,6 +174,7 @@ class _How:
             "policy": policy.to_json(),
             "seed": 7,
             "again": False,
+            "variants": False,
             "steady": self._steady,
         }
         if vehicle == PLAIN:
@@ -158,21 +191,27 @@ class _How:
         return request, env
 
 
-def _built(
-    model: str, tokens: tuple[int, ...], device: str, policy: str, folder: Path
+def _shortened(model: str, layers: int, work: Path) -> Path:
+    """Return a file with the model's config, of so many layers."""
+    raw = {**json.loads(find_model(model).raw), "num_hidden_layers": layers}
+    path = work / f"{Path(model).stem.lower()}-{layers}-layers.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(raw))
+    return path
+
+
+def _build(
+    model: str,
+    tokens: tuple[int, ...],
+    policy: str | None,
+    folder: Path,
+    more: Sequence[str],
 ) -> Row:
     """Build the bundle below a folder; return what a build of it says."""
     counts = ",".join(map(str, tokens))
-    more = ["--device", device]
     start = time.perf_counter()
-    bundle = build_bundle(
-        model,
-        counts,
-        policy if device == "cpu" else None,
-        folder / "bundle",
-        work=folder / "work",
-        more=more,
-    )
+    out, work = folder / "bundle", folder / "work"
+    bundle = build_bundle(model, counts, policy, out, work=work, more=more)
     return {
         "build_s": round(time.perf_counter() - start, 1),
         "passes": list(bundle.manifest.bake["passes"]),
@@ -212,8 +251,9 @@ def row_of(result: Mapping[str, Any], placed_s: float) -> Row:
 def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     """Return one policy's figures; times are medians over the rounds."""
     by_vehicle = {
-        vehicle: [row for row in rows if row["vehicle"] == vehicle]
-        for vehicle in (PLAIN, COLD, MEGACACHE, BUNDLE)
+        vehicle: some
+        for vehicle in VEHICLES
+        if (some := [row for row in rows if row["vehicle"] == vehicle])
     }
     figures: dict[str, Any] = {
         f"{vehicle}_s": statistics.median(row["first_call_s"] for row in some)
@@ -222,7 +262,9 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     last = by_vehicle[BUNDLE][-1]
     figures |= {name: last[name] for name in WORK}
     figures["megacache_bytes"] = by_vehicle[COLD][0]["megacache_bytes"]
-    for vehicle in (PLAIN, COLD, MEGACACHE):
+    for vehicle in by_vehicle:
+        if vehicle == BUNDLE:
+            continue
         ratio = figures[f"{vehicle}_s"] / figures["bundle_s"]
         figures[f"{vehicle}_over_bundle"] = round(ratio, 2)
         figures[f"{vehicle}_work"] = {n: by_vehicle[vehicle][-1][n] for n in WORK}
@@ -247,19 +289,21 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _print(policy: str, figures: Mapping[str, Any]) -> None:
     print(f"policy {policy}")
-    for vehicle in (PLAIN, COLD, MEGACACHE):
+    for vehicle in figures["parts_s"]:
+        if vehicle == BUNDLE:
+            continue
         print(
-            f"  {vehicle:10} {figures[f'{vehicle}_s']:8.2f} s  "
+            f"  {vehicle:11} {figures[f'{vehicle}_s']:8.2f} s  "
             f"{figures[f'{vehicle}_over_bundle']:6.2f} x the bundle's  "
             f"{figures[f'{vehicle}_work']}"
         )
     work = {name: figures[name] for name in WORK}
-    print(f"  {BUNDLE:10} {figures['bundle_s']:8.2f} s  {'':23}{work}")
+    print(f"  {BUNDLE:11} {figures['bundle_s']:8.2f} s  {'':23}{work}")
     if not figures["megacache_bytes"]:
         print("  torch saves no mega-cache under this policy")
     for vehicle, parts in figures["parts_s"].items():
         words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
-        print(f"  {vehicle:10} {words}")
+        print(f"  {vehicle:11} {words}")
     for name, steady in figures["steady_us"].items():
         ratio = steady[PLAIN] / steady[BUNDLE]
         print(

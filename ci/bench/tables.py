@@ -45,11 +45,12 @@ def filled(text: str) -> str:
 def _first_call(result: Result) -> str:
     figures = result["figures"]
     lines = [
-        f"First calls of {figures['model']}'s decoder layer and head at "
-        f"{figures['tokens']} tokens, in fresh processes of one run:",
+        f"First calls of {_program(figures)} at {figures['tokens']} tokens, in fresh "
+        "processes of one run:",
         "",
-        "| policy | nothing cached | torch's mega-cache | the bundle | bundle's work |",
-        "| --- | --- | --- | --- | --- |",
+        "| policy | nothing cached | torch's mega-cache | the bundle | bundle's work | "
+        "with precompiled entries |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     # An accelerator has one policy, whose figures are the benchmark's own.
     one = {figures["policy"]: figures} if "policy" in figures else {}
@@ -58,14 +59,23 @@ def _first_call(result: Result) -> str:
         mega = f"{row['megacache_s']:.1f} s ({row['megacache_over_bundle']:.1f}x)"
         if not row["megacache_bytes"]:
             mega += ", torch saves none"
+        precompiled = "torch stores none"
+        if "precompiled_s" in row:
+            precompiled = f"{row['precompiled_s']:.2f} s"
         lines.append(
             f"| {policy} | {row['cold_s']:.1f} s ({row['cold_over_bundle']:.1f}x) | "
-            f"{mega} | {row['bundle_s']:.1f} s | {row['tuned']} tuned, "
-            f"{row['compiled']} compiled, {row['lowered']} lowered |"
+            f"{mega} | {row['bundle_s']:.2f} s | {row['tuned']} tuned, "
+            f"{row['compiled']} compiled, {row['lowered']} lowered | {precompiled} |"
         )
     for policy, row in one.items():
         lines += ["", *_parts(policy, row), "", _steady(policy, row)]
     return "\n".join(lines)
+
+
+def _program(figures: Mapping[str, Any]) -> str:
+    if figures["layers"]:
+        return f"{figures['layers']} layers of {figures['model']} as one graph"
+    return f"{figures['model']}'s decoder layer and head"
 
 
 _PARTS = {
@@ -82,6 +92,7 @@ _VEHICLES = {
     "cold": "nothing cached",
     "megacache": "torch's mega-cache",
     "bundle": "the bundle",
+    "precompiled": "with precompiled entries",
 }
 
 
@@ -92,7 +103,9 @@ def _parts(policy: str, row: Mapping[str, Any]) -> list[str]:
         f"| --- |{' --- |' * len(_PARTS)}",
     ]
     for vehicle, name in _VEHICLES.items():
-        seconds = row["parts_s"][vehicle]
+        seconds = row["parts_s"].get(vehicle)
+        if seconds is None:
+            continue
         cells = " | ".join(f"{seconds[part]:.2f}" for part in _PARTS)
         lines.append(f"| {name} | {cells} |")
     return lines

@@ -108,3 +108,22 @@ def test_every_named_size_fits_under_dynamos_limit(sizes: int, limit: int) -> No
     assert policy.dynamo["recompile_limit"] == limit
     assert policy.dynamic is False
     assert policy.dynamo["automatic_dynamic_shapes"] is False
+
+
+def test_precompiled_entries_are_part_of_the_policy() -> None:
+    policy = cpu_policy("unfrozen", tokens=(1, 2, 4), threads=1, attention="eager")
+    asked = policy.with_precompiled()
+    assert (policy.precompiled, asked.precompiled) == (False, True)
+    assert asked.dynamo == {
+        **policy.dynamo,
+        "recompile_limit": 12,
+        "caching_precompile": True,
+    }
+    assert ServingPolicy.from_json(asked.to_json()) == asked
+
+
+def test_frozen_graphs_cannot_be_precompiled() -> None:
+    policy = cpu_policy("frozen", tokens=(1,), threads=1, attention="eager")
+    with pytest.raises(FlytuneError, match="nothing can be precompiled") as caught:
+        policy.with_precompiled()
+    assert "--precompiled" in (caught.value.hint or "")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,39 @@ def test_the_pieces_are_the_models_own(path: Path, attention: str) -> None:
     assert relative_error(output, expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_whole_model_is_transformers_own(tied: bool) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    raw = {**json.loads(LLAMA.read_text()), "num_hidden_layers": 3}
+    raw["tie_word_embeddings"] = tied
+    whole = ProgramSpec(raw, "sdpa", bake="model")
+    (piece,) = build_program(whole, seed=3)
+    assert (piece.name, whole.depth) == ("model", 3)
+    assert piece.module.lm_head.weight is piece.module.model.embed_tokens.weight or (
+        not tied
+    )
+    config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model.load_state_dict(piece.module.state_dict())
+    arguments, named = piece.inputs(8, 5)
+    assert named["input_ids"].shape == (1, 8)
+    with torch.no_grad():
+        expected = model(*arguments, **named).logits
+    assert relative_error(call(piece, 8).logits, expected) < TOLERANCE
+
+
+def test_layers_of_the_whole_model_lie_in_one_memory() -> None:
+    raw = {**json.loads(LLAMA.read_text()), "num_hidden_layers": 3}
+    (piece,) = build_program(ProgramSpec(raw, "sdpa", bake="model"), seed=3)
+    weights = [layer.mlp.up_proj.weight for layer in piece.module.model.layers]
+    # Torch would see one parameter used thrice, and make a smaller graph.
+    assert len({id(weight) for weight in weights}) == 3
+    assert len({weight.data_ptr() for weight in weights}) == 1
+    layer = piece.module.model.layers[0].mlp
+    assert layer.up_proj.weight.data_ptr() != layer.gate_proj.weight.data_ptr()
+
+
 def test_the_seed_decides_the_weights() -> None:
     first, again, other = (pieces(QWEN2, seed=seed)[0].module for seed in (3, 3, 4))
     same = zip(first.parameters(), again.parameters(), strict=True)
@@ -82,6 +116,9 @@ def test_random_values_repeat_after_a_prime() -> None:
         ("head", "1", "lm_head"),
         ("layer", "mlp.up_proj", "model.layers.*.mlp.up_proj"),
         ("layer", "", "model.layers.*"),
+        ("model", "model.layers.31.mlp.up_proj", "model.layers.*.mlp.up_proj"),
+        ("model", "model.layers.0", "model.layers.*"),
+        ("model", "model.norm", "model.norm"),
     ],
 )
 def test_paths_in_the_model(piece: str, module: str, path: str) -> None:
@@ -89,7 +126,7 @@ def test_paths_in_the_model(piece: str, module: str, path: str) -> None:
 
 
 def test_the_spec_survives_json() -> None:
-    whole = spec(LLAMA)
+    whole = replace(spec(LLAMA), bake="model")
     assert ProgramSpec.from_json(json.loads(json.dumps(whole.to_json()))) == whole
 
 

@@ -9,6 +9,7 @@ from bundles import manifest
 from flytune.caches.keys import GraphKey
 from flytune.caches.ledger import ASIDE, Event, Kind, Ledger, Lookup
 from flytune.caches.policy import cpu_policy
+from flytune.caches.program import Bake, ProgramSpec
 from flytune.caches.verify import Verdict, judge
 
 CONFIG = {"max_autotune": "True"}
@@ -23,6 +24,9 @@ def verdict(
     calls: Any = (CALL,),
     config: Any = None,
     written: tuple[str, ...] = (),
+    graphs: int | None = None,
+    precompiled: bool = False,
+    bake: Bake = "layers",
 ) -> Verdict:
     ledger = Ledger()
     for entry in entries:
@@ -30,6 +34,10 @@ def verdict(
             ledger.add(entry)
         else:
             ledger.add_lookup(entry)
+    for _ in calls if graphs is None else range(graphs):
+        ledger.add_graph()
+    serving = cpu_policy(policy, tokens=(8,), threads=1, attention="eager")
+    program = ProgramSpec({"num_hidden_layers": 9}, "eager", bake=bake).to_json()
     result = {
         "ledger": ledger.to_json(),
         "inductor_config": CONFIG if config is None else config,
@@ -38,8 +46,8 @@ def verdict(
     }
     return judge(
         result,
-        manifest(inductor_config=CONFIG),
-        cpu_policy(policy, tokens=(8,), threads=1, attention="eager"),
+        manifest(inductor_config=CONFIG, program=program),
+        serving.with_precompiled() if precompiled else serving,
         (GraphKey("fkey", HIT.parts),),
         list(written),
     )
@@ -118,10 +126,32 @@ def test_another_output_than_eagers(error: float) -> None:
     assert found.worst_error == (error if math.isfinite(error) else None)
 
 
-def test_a_run_that_looks_for_nothing_proves_nothing() -> None:
-    fell_back = verdict(HIT, calls=(CALL, ["head", 8, "first", 0.1, 0.0]))
-    assert fell_back.failures == ("graphs not looked for: 2 first calls, 1 lookups",)
+def test_a_deeper_graph_may_differ_more() -> None:
+    calls = (["model", 8, "first", 1.0, 0.08], ["model", 1, "first", 1.0, 0.1])
+    assert verdict(HIT, HIT, calls=calls, bake="model").failures == (
+        "output differs from eager: model at 1 tokens: 0.1 exceeds 0.09",
+    )
+
+
+def test_a_run_of_no_graph_proves_nothing() -> None:
+    calls = (CALL, ["head", 8, "first", 0.1, 0.0])
+    fell_back = verdict(HIT, HIT, calls=calls, graphs=1)
+    assert fell_back.failures == ("graphs that did not run: 2 first calls, 1 graphs",)
     assert not verdict(calls=()).ok(strict=False)
+
+
+def test_with_precompiled_entries_nothing_is_traced() -> None:
+    entry = Lookup("dynamo", "hit", "Layer.forward")
+    assert verdict(entry, precompiled=True).ok(strict=True)
+    traced = Event(Kind.TRACED, "Layer.forward")
+    assert verdict(HIT, traced).aside == {"traced": 1}
+    absent = Lookup("dynamo", "miss", "Layer.forward")
+    found = verdict(absent, HIT, traced, precompiled=True)
+    assert found.work == {"traced": 1}
+    assert found.failures == (
+        "no precompiled entry: Layer.forward",
+        "traced: Layer.forward",
+    )
 
 
 def test_settings_that_differ() -> None:

@@ -128,14 +128,18 @@ def test_a_first_call_on_an_accelerator_says_where_its_time_goes(
             ("cold", 40.0),
             ("megacache", 4.0),
             ("bundle", 2.0),
+            ("precompiled", 0.25),
         )
     ]
     own = bench("first_call").figures_of(rows)
     assert own["bundle_s"] == 2.0
     assert own["non_dynamo_s"] == 1.5
-    figures = {"model": "A", "tokens": "64", "policy": "max", **own}
+    assert (own["precompiled_s"], own["precompiled_over_bundle"]) == (0.25, 0.12)
+    figures = {"model": "A", "layers": 2, "tokens": "64", "policy": "max", **own}
     text = tables.TABLES["first_call"]({"figures": figures})
-    assert "| max | 40.0 s (20.0x) | 4.0 s (2.0x) | 2.0 s | 0 tuned" in text
+    assert "| max | 40.0 s (20.0x) | 4.0 s (2.0x) | 2.00 s | 0 tuned" in text
+    assert "0 lowered | 0.25 s |" in text
+    assert text.startswith("First calls of 2 layers of A as one graph at 64 tokens")
     assert "| the bundle | 0.00 | 0.50 | 0.20 | 0.00 | 0.25 | 0.05 | 1.00 |" in text
     assert "layer at 64 tokens 100 us from the bundle, 100 us from a plain" in text
 

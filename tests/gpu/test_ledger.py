@@ -84,7 +84,7 @@ def test_a_hit_that_descends_again_is_seen(by_steps: list[dict[str, Any]]) -> No
 def test_a_hit_without_descent_does_nothing(plain: list[dict[str, Any]]) -> None:
     assert plain[0]["work"]["tuned"] > 0
     assert set(plain[1]["lookups"]) == {"fx hit", "aot hit"}
-    assert set(plain[1]["work"]) <= {"listed", "header", "compiler_query"}
+    assert set(plain[1]["work"]) <= {"traced", "listed", "header", "compiler_query"}
 
 
 def test_outputs_are_those_of_eager(

@@ -1,6 +1,7 @@
 """How a bake ends, given what its passes leave; real ones are in `test_build`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def result(entries: Pass) -> dict[str, Any]:
     return {
         "ledger": ledger.to_json(),
         "inductor_config": {"max_autotune": "True"},
-        "torch_key": "ab",
+        "dropped_guards": ["CLASS_MATCH on type(L['self'])"],
         "peak_gib": 1.0,
     }
 
@@ -92,12 +93,13 @@ def baked(
     """Bake where each pass does the next of `passes`, and more of the last."""
 
     def run(
-        _: Plan, cache_dir: Path, number: int, search: str, *, again: bool
+        _: Plan, cache_dir: Path, number: int, search: str, **how: bool
     ) -> dict[str, Any]:
         assert cache_dir.is_dir()
         assert search == "default"
         # What a pass stores itself proves nothing.
-        assert again == (number > 1)
+        last = how.get("precompile", False)
+        assert (how["again"], how["variants"]) == (number > 1 and not last, number > 1)
         return result(passes[min(number, len(passes)) - 1])
 
     monkeypatch.setattr(stage, "_run", run)
@@ -125,6 +127,22 @@ def test_the_first_pass_proves_nothing(
     assert made.passes == ({}, {"cpp_compiled": 1}, {})
 
 
+def test_precompiled_entries_are_stored_last(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_in(tmp_path, target, "unfrozen")
+    plan = replace(plan, policy=plan.policy.with_precompiled())
+    traced = Event(Kind.TRACED, "Layer.forward")
+    first, settled = (TAKEN, LOWERED, traced, HIT), (traced,)
+    made = baked(plan, monkeypatch, first, settled, settled)
+    assert made.passes == ({"lowered": 1}, {}, {})
+    assert made.dropped_guards == ("CLASS_MATCH on type(L['self'])",)
+    # A hit in AOTAutograd's cache looks no further: the first pass told the key.
+    assert made.keys == (GraphKey("fkey", HIT.parts),)
+    undone = baked(plan, monkeypatch, first, settled, (COMPILED,))
+    assert (undone.settled, undone.remaining) == (False, {"cpp_compiled": 1})
+
+
 def test_a_bake_that_never_settles_says_so(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +156,7 @@ def test_a_bake_that_never_settles_says_so(
         "settled": False,
         "remaining": {"cpp_compiled": 1},
         "uncacheable": [],
+        "dropped_guards": None,
         "peak_gib": 1.0,
     }
     verdict = Verdict((), (), {}, {}, {}, 0.0, None, 0.0)

@@ -27,7 +27,7 @@ Lists = Mapping[str, CandidateList]
 @pytest.fixture(scope="module")
 def lists(tmp_path_factory: pytest.TempPathFactory) -> Lists:
     names = ("scaled_mm rowwise", "scaled_mm tensorwise bias", "mm deep")
-    names += ("grouped_mm 2d", "grouped_mm 3d")
+    names += ("grouped_mm 2d", "grouped_mm 3d", "mm of 2", "mm of 2047")
     folder = tmp_path_factory.mktemp("probe")
     return probed_programs(folder, find_profile("h200"), *names)
 
@@ -89,6 +89,13 @@ def test_a_list_holds_the_library_and_templates(
     assert backends.count(TRITON) == len(backends) - 1 >= number
 
 
+@pytest.mark.parametrize("rows", [2, 2047])
+def test_rows_that_fill_no_tile_are_listed_as_they_are(lists: Lists, rows: int) -> None:
+    made = lists[f"mm of {rows}"]
+    assert made.inputs[0].sizes == (rows, 4096)
+    assert len(made.candidates) > 15
+
+
 def test_scalars_are_in_the_librarys_request(lists: Lists) -> None:
     library = {
         name: pickle.loads(made.candidates[0].request) for name, made in lists.items()
@@ -100,7 +107,7 @@ def test_scalars_are_in_the_librarys_request(lists: Lists) -> None:
     assert library["grouped_mm 2d"].kernel_name == "_grouped_mm"
     # It returns an output of its own.
     assert [made.has_out_variant for made in library.values()] == [
-        *(True, True, True, False, False),
+        *(True, True, True, False, False, True, True),
     ]
 
 
@@ -146,7 +153,7 @@ def test_a_deep_product_is_offered_cut_into_slices_of_k(lists: Lists) -> None:
         assert "kernel path" not in one.source
     assert list(lists) == [
         *("scaled_mm rowwise", "scaled_mm tensorwise bias", "mm deep"),
-        *("grouped_mm 2d", "grouped_mm 3d"),
+        *("grouped_mm 2d", "grouped_mm 3d", "mm of 2", "mm of 2047"),
     ]
 
 

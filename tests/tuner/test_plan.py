@@ -8,6 +8,7 @@ from builds import LLAMA
 
 from flytune.caches.device_profile import DeviceProfile, find_profile
 from flytune.caches.policy import cpu_policy
+from flytune.caches.program import Bake, ProgramSpec
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner import plan
@@ -88,23 +89,39 @@ def test_memory_that_just_suffices_is_not_refused(
         make_plan(options(tmp_path))
 
 
-def test_frozen_weights_need_more_memory() -> None:
-    shapes = tuple(
-        GemmShape("mm", 16, 28672, 8192, module=f"model.layers.*.{name}")
-        for name in ("gate", "up", "down")
+def program(bake: Bake) -> ProgramSpec:
+    return ProgramSpec({"num_hidden_layers": 80}, "eager", bake=bake)
+
+
+def test_frozen_weights_and_whole_models_need_more_memory() -> None:
+    weight = 28672 * 8192 * 2
+    shapes = (
+        *(
+            GemmShape("mm", 16, 28672, 8192, module=f"model.layers.*.{name}")
+            for name in ("gate", "up", "down")
+        ),
+        GemmShape("mm", 16, 28672, 8192, module="lm_head"),
     )
-    unfrozen, frozen = (
-        needed_bytes(
-            shapes, cpu_policy(name, tokens=(16,), threads=2, attention="eager")
+    needed = {
+        (name, bake): needed_bytes(
+            shapes,
+            cpu_policy(name, tokens=(16,), threads=2, attention="eager"),
+            program(bake),
         )
         for name in ("unfrozen", "frozen")
-    )
-    assert 3 * 28672 * 8192 * 2 < unfrozen < frozen
+        for bake in ("layers", "model")
+    }
+    layers, model = needed["unfrozen", "layers"], needed["unfrozen", "model"]
+    assert 3 * weight < layers < needed["frozen", "layers"]
+    # The head and the embedding beside one layer: the others lie in its memory.
+    assert 5 * weight < model < layers + 3 * weight
+    # Packed, each layer has memory of its own.
+    assert needed["frozen", "model"] > 80 * 3 * 2 * weight
 
 
 def test_no_shapes_still_need_a_process() -> None:
     policy = cpu_policy("frozen", tokens=(1,), threads=1, attention="sdpa")
-    assert needed_bytes((), policy) > GIB
+    assert needed_bytes((), policy, program("layers")) > GIB
 
 
 @pytest.mark.usefixtures("free")

@@ -25,9 +25,9 @@ def test_unfrozen_passes_strict(unfrozen_bundle: Path, tmp_path: Path) -> None:
     code, row = verify_json(tmp_path, unfrozen_bundle, "--strict")
     assert (code, row["ok"], row["strict"]) == (0, True, True)
     assert (row["failures"], row["uncacheable"], row["work"]) == ([], [], {})
-    # Two pieces at two sizes, before and after Dynamo forgot all: only hits.
-    assert row["lookups"] == {"aot hit": 8, "fx hit": 8}
-    assert row["aside"].keys() <= {"listed", "header", "compiler_query"}
+    # Two pieces at two sizes: first, with gradients, and after Dynamo forgot all.
+    assert row["lookups"] == {"aot hit": 12, "fx hit": 12}
+    assert row["aside"].keys() <= {"traced", "listed", "header", "compiler_query"}
     assert 0 < row["worst_error"] < 0.03
 
 
