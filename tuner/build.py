@@ -120,15 +120,19 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
     """Return the lists that the program offers; kept for a build that goes on."""
     path = plan.work / _LISTS
     if not path.exists():
-        progress.say("enumerate: lowering the program to list its candidates")
+        what = "the program" if plan.program is not None else "each shape by itself"
+        progress.say(f"enumerate: lowering {what} to list its candidates")
         with tempfile.TemporaryDirectory(prefix="flytune-enumerate-") as directory:
             absent = _absent(plan)
-            request = {
-                "program": plan.program.to_json(),
+            request: dict[str, Any] = {
                 "policy": plan.policy.to_json(),
                 "search": options.search.upper(),
                 "profile": absent,
             }
+            if plan.program is not None:
+                request["program"] = plan.program.to_json()
+            else:
+                request["shapes"] = [shape.to_row() for shape in plan.shapes]
             # The C++ templates need the instruction set's name, not its trial builds.
             more = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
             if absent is not None:
@@ -156,3 +160,6 @@ def _report_coverage(coverage: Coverage, progress: Progress) -> None:
         progress.say(f"enumerate: no list: {shape} at {shape.module}")
     for offered in coverage.unplanned:
         progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
+    for reason, some in coverage.declined.items():
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        progress.say(f"enumerate: no FlyDSL for {some[0]}{more}: {reason}")

@@ -8,15 +8,25 @@ from types import FrameType
 import click
 
 from flytune.caches.program import Bake
-from flytune.shapes.derive import Attention
-from flytune.tuner.shapes_command import model_option, tokens_option
+from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.gemm import Engine
+from flytune.tuner.shapes_command import (
+    engine_option,
+    model_option,
+    quant_option,
+    tokens_option,
+    tp_option,
+)
 
-KNOWN_BACKENDS = ("ATEN", "TRITON")
+KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 
 
 @click.command("build")
 @model_option
 @tokens_option
+@tp_option
+@engine_option
+@quant_option
 @click.option(
     "--policy",
     type=click.Choice(["unfrozen", "frozen"]),
@@ -66,11 +76,10 @@ KNOWN_BACKENDS = ("ATEN", "TRITON")
 )
 @click.option(
     "--backends",
-    default="ATEN,TRITON",
-    show_default=True,
     metavar="NAMES",
-    callback=lambda _context, _parameter, value: parse_backends(value),
-    help="An accelerator's, as Inductor's max_autotune_gemm_backends names them.",
+    callback=lambda _context, _parameter, value: value and parse_backends(value),
+    help="An accelerator's, as Inductor's max_autotune_gemm_backends names them.  "
+    "[default: ATEN,TRITON, and FLYDSL for an AMD GPU]",
 )
 @click.option(
     "--exclude",
@@ -130,6 +139,9 @@ KNOWN_BACKENDS = ("ATEN", "TRITON")
 def build_command(
     model: str,
     tokens: tuple[int, ...],
+    tp: int,
+    engine: Engine,
+    quant: Quant | None,
     policy: str,
     attention: Attention | None,
     device: str,
@@ -137,7 +149,7 @@ def build_command(
     compile_only: bool,
     target_env: Path | None,
     search: str,
-    backends: tuple[str, ...],
+    backends: tuple[str, ...] | None,
     exclude: tuple[str, ...],
     threads: int | None,
     ray_address: str | None,
@@ -163,6 +175,9 @@ def build_command(
     options = BuildOptions(
         model=model,
         tokens=tokens,
+        tp=tp,
+        engine=engine,
+        quant=quant,
         attention=attention,
         policy=policy,
         device=device,

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.program import Bake
-from flytune.shapes.derive import Attention
+from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.gemm import Engine
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.workers import Deadlines
 
@@ -31,6 +32,12 @@ class BuildOptions:
     """An older bundle whose times are taken where they are for the same list."""
     bake_passes: int
     """Fresh processes that a bake may take until one compiles nothing."""
+    tp: int = 1
+    """Tensor-parallel ranks, of which one is built for."""
+    engine: Engine = "transformers"
+    """Whose program runs the model."""
+    quant: Quant | None = None
+    """How the decoder's linears are stored; None as the model says."""
     bake: Bake = "layers"
     """What one graph of the baked program holds."""
     precompiled: bool = False
@@ -45,8 +52,8 @@ class BuildOptions:
     """The environment that will serve: this one must be the same."""
     search: str = "default"
     """"default" or "exhaustive"."""
-    backends: tuple[str, ...] = ("ATEN", "TRITON")
-    """Of an accelerator, as Inductor names them."""
+    backends: tuple[str, ...] | None = None
+    """Of an accelerator, as Inductor names them; None: all that the vendor has."""
     exclude: frozenset[str] = frozenset()
     """Hashes of candidates that may not be tried."""
     fresh: bool = False

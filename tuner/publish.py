@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.flydsl_cache import FLYDSL_DIR
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
@@ -80,10 +81,15 @@ def publish(
     return Built(out, manifest, verdict)
 
 
-def publish_compiled(made: Made, builds: Mapping[str, BuildResult]) -> Built:
+def publish_compiled(
+    made: Made, builds: Mapping[str, BuildResult], tools: Mapping[str, str]
+) -> Built:
     """Pack the kernels of every candidate, for a build where the device is.
 
     Nothing was timed or run, and the manifest says so.
+
+    Args:
+        tools: What linked them beside the compilers themselves, with digests.
     """
     work, out = made.plan.work, made.plan.out
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
@@ -93,6 +99,7 @@ def publish_compiled(made: Made, builds: Mapping[str, BuildResult]) -> Built:
         for build in builds.values():
             if build.files:
                 kernels.keep(build)
+                _place_flydsl(build, staging / CACHES)
         records = [
             record
             for task in made.coverage.tasks
@@ -100,12 +107,37 @@ def publish_compiled(made: Made, builds: Mapping[str, BuildResult]) -> Built:
         ]
         write_records(records, staging / RECORDS_NAME)
         manifest = _manifest(made, (), None)
-        counts = Counter(str(record.status) for record in records)
-        compiled = sum(1 for build in builds.values() if build.files)
-        more = {"candidates": dict(counts), "compiled": compiled}
-        coverage = {**manifest.coverage, **more}
-        pack(staging, replace(manifest, coverage=coverage), out)
-    return Built(out, replace(manifest, coverage=coverage), None)
+        manifest = replace(
+            manifest,
+            coverage={**manifest.coverage, **_compiled_row(records, builds)},
+            bake={**_NOT_BAKED, "tools": tools},
+        )
+        pack(staging, manifest, out)
+    return Built(out, manifest, None)
+
+
+def _compiled_row(
+    records: Sequence[TuningRecord], builds: Mapping[str, BuildResult]
+) -> dict[str, Any]:
+    """Return how many candidates became what: in all, and by backend, op and type."""
+    kinds: dict[str, Counter[str]] = {}
+    for record in records:
+        kind = f"{record.backend} {record.op} {record.scaling or record.a_dtype}"
+        kinds.setdefault(kind, Counter())[str(record.status)] += 1
+    return {
+        "candidates": dict(Counter(str(record.status) for record in records)),
+        "by_kind": {kind: dict(kinds[kind]) for kind in sorted(kinds)},
+        "compiled": sum(1 for build in builds.values() if build.files),
+    }
+
+
+def _place_flydsl(build: BuildResult, caches: Path) -> None:
+    """Put a FlyDSL kernel where Inductor looks for it: it hits at any place."""
+    for name, content in build.files.items():
+        if name.startswith(f"{FLYDSL_DIR}/"):
+            path = caches / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 def _stage(
@@ -148,7 +180,7 @@ def _manifest(
             "architecture": plan.model.architecture,
             "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
         },
-        program=plan.program.to_json(),
+        program={"kind": "none"} if plan.program is None else plan.program.to_json(),
         policy=plan.policy.to_json(),
         inductor_config={} if baked is None else baked.inductor_config,
         target=target.to_json(),
@@ -166,6 +198,7 @@ _NOT_BAKED: Mapping[str, Any] = {"passes": [], "settled": False, "remaining": {}
 def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any]:
     coverage = made.coverage
     return {
+        "enumerated": "isolated" if made.plan.program is None else "program",
         "planned": len(made.plan.shapes),
         "lists": len(coverage.tasks),
         "tuned": sum(d.was_choice and d.was_timed for d in decisions),
@@ -177,6 +210,7 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
         "without_choice": sum(not d.was_choice for d in decisions),
         "missing": [f"{shape} at {shape.module}" for shape in coverage.missing],
         "unplanned": [f"{o.op} {o.inputs_key}" for o in coverage.unplanned],
+        "declined": {why: list(some) for why, some in coverage.declined.items()},
     }
 
 

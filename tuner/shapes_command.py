@@ -38,24 +38,26 @@ tokens_option = click.option(
     show_default=True,
     help="Static token counts of a forward pass, each an `m`.",
 )
-
-
-@click.command("shapes")
-@model_option
-@click.option(
+tp_option = click.option(
     "--tp",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     help="Tensor-parallel ranks; the sizes are one rank's.",
 )
-@click.option(
+engine_option = click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm"]),
     default="transformers",
     show_default=True,
     help="Whose program runs the model.",
 )
+
+
+@click.command("shapes")
+@model_option
+@tp_option
+@engine_option
 @tokens_option
 @click.option(
     "--attention",
