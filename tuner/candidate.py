@@ -136,6 +136,8 @@ class RunResult:
     clock_mhz: float | None = None
     """Of the device, while it was timed."""
     device_uuid: str | None = None
+    source: str = "timed"
+    """Where the samples come from."""
 
 
 _NO_MEMORY = ("allocate memory", "out of memory")
