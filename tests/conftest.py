@@ -22,7 +22,6 @@ from builds import (
     run_build,
     stop_build,
 )
-
 from flydsl_candidates import PROFILE, Rendered, builder, of_case
 
 from flytune.tuner.builder import build
