@@ -59,8 +59,8 @@ def _flydsl(candidate: Candidate, arch: str) -> None:
     exec(compile(request.source_code, "<candidate>", "exec"), module.__dict__)
     main = getattr(module, f"{request.kernel_name}_main")
     names = [n[4:] for n in inspect.signature(main).parameters if n.startswith("arg_")]
-    inputs = request.input_tensor_meta
-    metas = dict(zip((*names, "output"), (*inputs, request.output_tensor_meta)))
+    tensors = (*request.input_tensor_meta, request.output_tensor_meta)
+    metas = dict(zip((*names, "output"), tensors, strict=True))
     getattr(module, f"{request.kernel_name}_precompile")(
         {name: list(meta.sizes) for name, meta in metas.items()},
         {name: list(meta.strides) for name, meta in metas.items()},
