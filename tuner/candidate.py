@@ -10,6 +10,7 @@ from flytune.shapes.gemm import GemmShape
 ATEN = "aten"
 CPP = "cpp"
 TRITON = "triton"
+FLYDSL = "flydsl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Candidate:
     packing: Packing | None = None
     source: str = ""
     """For Triton the module that holds the kernel; the request names its path."""
+    build_key: str = ""
+    """Candidates of one key are one kernel, and compiled once; empty: by itself."""
 
 
 @dataclass(frozen=True, slots=True)

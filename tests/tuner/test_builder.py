@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 from fakes import candidate, library
+from flydsl_candidates import PROFILE
 
 from flytune.caches.columns import Status
-from flytune.tuner.builder import build
+from flytune.tuner.builder import build, refuse_over_lds
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask, failure
+from flytune.tuner.flydsl_builder import OutOfResources
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,19 @@ def test_reason_is_the_line_that_says_error_and_short() -> None:
         "RuntimeError: x.cpp:3: error: no such type",
     )
     assert len(failure(RuntimeError("x" * 10_000), Status.FAULT)[1]) < 400
+
+
+def test_a_triton_kernel_beyond_an_amd_devices_lds_is_refused() -> None:
+    files = {
+        "triton/0/KEY/__grp__triton_mm.json": b'{"child_paths": {}}',
+        "triton/0/KEY/triton_mm.hsaco": b"code",
+        "triton/0/KEY/triton_mm.json": b'{"shared": 163840}',
+    }
+    refuse_over_lds(files, PROFILE)
+    over = {"triton/0/KEY2/triton_mm.json": b'{"shared": 163841}'}
+    with pytest.raises(OutOfResources) as caught:
+        refuse_over_lds({**files, **over}, PROFILE)
+    assert failure(caught.value, Status.COMPILE_ERROR) == (
+        Status.OVER_RESOURCES,
+        "OutOfResources: shared memory: 163841 of 163840 bytes",
+    )
