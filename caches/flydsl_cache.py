@@ -93,7 +93,12 @@ def _why_missing(kernel: Kernel, arch: str) -> str:
     return f"FlyDSL kernel is refused: {name}: {said}" if said else ""
 
 
-def _kernel(row: dict[str, Any]) -> Kernel:
+def read_kernel(row: dict[str, Any]) -> Kernel:
+    """Read the form of a kernel's `to_json`, whichever kind it is.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is of neither.
+    """
     kind = EagerKernel if "op" in row else FlyDSLKernel
     return kind.from_json(row)
 
@@ -105,7 +110,7 @@ def main() -> None:
     request = json.loads(request_path.read_text())
     cache_dir, arch = Path(request["cache_dir"]), request["arch"]
     set_environment(cache_dir, arch, FLYDSL_RUNTIME_RUN_ONLY="1")
-    kernels = map(_kernel, request["kernels"])
+    kernels = map(read_kernel, request["kernels"])
     missing = _looked_up(kernels, arch)
     result_path.write_text(json.dumps(missing))
 

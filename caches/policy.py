@@ -217,3 +217,8 @@ def rocm_policy(
     return replace(
         policy, inductor=inductor, env={**policy.env, "FLYDSL_GPU_ARCH": arch}
     )
+
+
+def uses_flydsl(policy: ServingPolicy) -> bool:
+    """Whether Inductor may choose kernels of FlyDSL's under a policy."""
+    return "FLYDSL" in policy.inductor["max_autotune_gemm_backends"].split(",")

@@ -8,6 +8,7 @@ from typing import Any
 
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import live_profile
+from flytune.caches.policy import uses_flydsl
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.shapes.errors import FlytuneError
@@ -26,6 +27,7 @@ from flytune.tuner.publish import (
     publish,
     publish_compiled,
 )
+from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
 from flytune.tuner.search import compile_all, search
 from flytune.tuner.tasks import Coverage, join
 
@@ -60,12 +62,19 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             progress.say(f"build: {taken} candidates compiled by an earlier build")
         if options.compile_only:
             builds = compile_all(plan, coverage.tasks, options, progress)
-            return publish_compiled(made, builds)
+            return publish_compiled(made, builds, _tools(plan))
         records = () if older is None else older.records()
         decisions = search(plan, coverage.tasks, options, journal, records, progress)
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _tools(plan: Plan) -> dict[str, str]:
+    """Return what this host links FlyDSL's kernels with, for the manifest."""
+    if not uses_flydsl(plan.policy):
+        return {}
+    return tools_of(rocm_for_flydsl(plan.work))
 
 
 def _check_keys(

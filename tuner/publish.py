@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.flydsl_cache import FLYDSL_DIR
+from flytune.caches.flydsl_kernel import FlyDSLKernel
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
@@ -19,9 +19,11 @@ from flytune.caches.placing import CACHES
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.caches.verify import Verdict, verify_directory
+from flytune.caches.verify_kernels import ASKED_NAME, looked_up, write_asked
 from flytune.tuner.bake import Bake
-from flytune.tuner.candidate import BuildResult, Enumeration
+from flytune.tuner.candidate import FLYDSL, BuildResult, Enumeration
 from flytune.tuner.decision import Decision, untimed_records
+from flytune.tuner.flydsl_builder import kernel_of
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
@@ -44,14 +46,15 @@ class Built:
     out: Path
     manifest: Manifest
     verdict: Verdict | None
-    """None where candidates were compiled and nothing was baked."""
+    """None where there is nothing that could be found without the device."""
 
     @property
     def ok(self) -> bool:
         """Whether it is of use: a bundle that hits, or kernels that were compiled."""
-        if self.verdict is not None:
-            return self.verdict.ok(strict=False)
-        return bool(self.manifest.coverage["compiled"])
+        hits = self.verdict is None or self.verdict.ok(strict=False)
+        if self.manifest.compiled_only:
+            return hits and bool(self.manifest.coverage["compiled"])
+        return hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +98,7 @@ def publish_compiled(
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
         staging = Path(directory) / "bundle"
         staging.mkdir()
-        kernels = BuiltKernels(staging / KERNELS)
-        for build in builds.values():
-            if build.files:
-                kernels.keep(build)
-                _place_flydsl(build, staging / CACHES)
+        _stage_compiled(staging, made.coverage, builds)
         records = [
             record
             for task in made.coverage.tasks
@@ -107,13 +106,19 @@ def publish_compiled(
         ]
         write_records(records, staging / RECORDS_NAME)
         manifest = _manifest(made, (), None)
+        verdict = None
+        if (staging / ASKED_NAME).exists():
+            trial = Path(directory) / "trial"
+            shutil.copytree(staging, trial)
+            verdict = looked_up(trial, str(made.plan.target.hardware["arch"]))
         manifest = replace(
             manifest,
             coverage={**manifest.coverage, **_compiled_row(records, builds)},
-            bake={**_NOT_BAKED, "tools": tools},
+            bake={**_NOT_BAKED, "tools": dict(tools)},
+            verify=None if verdict is None else verdict.to_json(),
         )
         pack(staging, manifest, out)
-    return Built(out, manifest, None)
+    return Built(out, manifest, verdict)
 
 
 def _compiled_row(
@@ -131,13 +136,31 @@ def _compiled_row(
     }
 
 
-def _place_flydsl(build: BuildResult, caches: Path) -> None:
-    """Put a FlyDSL kernel where Inductor looks for it: it hits at any place."""
-    for name, content in build.files.items():
-        if name.startswith(f"{FLYDSL_DIR}/"):
-            path = caches / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+def _stage_compiled(
+    staging: Path, coverage: Coverage, builds: Mapping[str, BuildResult]
+) -> None:
+    """Put each kernel where a later build, and FlyDSL itself, look for it."""
+    kernels = BuiltKernels(staging / KERNELS)
+    asked: dict[str, FlyDSLKernel] = {}
+    for task in coverage.tasks:
+        for candidate in task.offered.candidates:
+            build = builds[candidate.choice_hash]
+            key = candidate.build_key or candidate.choice_hash
+            if not build.files or key in asked:
+                continue
+            kernels.keep(build, candidate.build_key)
+            if candidate.backend == FLYDSL:
+                asked[key] = kernel_of(candidate)
+                _write_files(build.files, staging / CACHES)
+    if asked:
+        write_asked(asked.values(), staging / ASKED_NAME)
+
+
+def _write_files(files: Mapping[str, bytes], root: Path) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def _stage(
