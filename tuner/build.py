@@ -9,6 +9,7 @@ from typing import Any
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import live_profile
 from flytune.caches.policy import uses_flydsl
+from flytune.caches.recorded import RecordedTime, read_recorded
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.shapes.errors import FlytuneError
@@ -28,7 +29,7 @@ from flytune.tuner.publish import (
     publish_compiled,
 )
 from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
-from flytune.tuner.search import compile_all, search
+from flytune.tuner.search import compile_all, decide_recorded, search
 from flytune.tuner.tasks import Coverage, join
 
 PROBE = "flytune.tuner.probe"
@@ -60,6 +61,12 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         made = Made(plan, options, found, coverage)
         if older is not None and (taken := older.take_kernels(plan.work / "built")):
             progress.say(f"build: {taken} candidates compiled by an earlier build")
+        if options.recorded is not None:
+            times = _recorded_times(options.recorded, progress)
+            decisions, builds = decide_recorded(
+                plan, coverage.tasks, options, times, progress
+            )
+            return publish_compiled(made, builds, _tools(plan), decisions)
         if options.compile_only:
             builds = compile_all(plan, coverage.tasks, options, progress)
             return publish_compiled(made, builds, _tools(plan))
@@ -68,6 +75,13 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _recorded_times(path: Path, progress: Progress) -> tuple[RecordedTime, ...]:
+    table = read_recorded(path)
+    if table.passed_over:
+        progress.say(f"tune: passed over {table.passed_over} rows without a time")
+    return table.times
 
 
 def _tools(plan: Plan) -> dict[str, str]:

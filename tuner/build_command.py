@@ -61,6 +61,14 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
     "the device is takes them with --from and compiles none.",
 )
 @click.option(
+    "--runner",
+    "recorded",
+    metavar="recorded:FILE",
+    callback=lambda _context, _parameter, value: value and parse_runner(value),
+    help="Take times from a file instead of a device: flytune's records, AITER's tuned "
+    "table, TunableOp's results, or a table of TFLOP/s by backend. Nothing is baked.",
+)
+@click.option(
     "--target-env",
     type=click.Path(exists=True, path_type=Path),
     metavar="VENV|FILE",
@@ -147,6 +155,7 @@ def build_command(
     device: str,
     target: str | None,
     compile_only: bool,
+    recorded: Path | None,
     target_env: Path | None,
     search: str,
     backends: tuple[str, ...] | None,
@@ -183,6 +192,7 @@ def build_command(
         device=device,
         target=target,
         compile_only=compile_only,
+        recorded=recorded,
         target_env=target_env,
         search=search,
         backends=backends,
@@ -220,6 +230,20 @@ def parse_backends(text: str) -> tuple[str, ...]:
         known = ", ".join(KNOWN_BACKENDS)
         raise click.BadParameter(f"unknown backend: `{unknown[0]}`; known are {known}")
     return names
+
+
+def parse_runner(text: str) -> Path:
+    """Return the file of `recorded:FILE`.
+
+    Raises:
+        click.BadParameter: it is of another form, or there is no such file.
+    """
+    kind, colon, name = text.partition(":")
+    if kind != "recorded" or not colon:
+        raise click.BadParameter(f"unknown runner: `{text}`; known is recorded:FILE")
+    if not Path(name).is_file():
+        raise click.BadParameter(f"no such file: `{name}`")
+    return Path(name)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

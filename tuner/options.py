@@ -48,6 +48,8 @@ class BuildOptions:
     """A shipped profile's name or a profile's file; None is the device at hand."""
     compile_only: bool = False
     """Whether to stop when the candidates are compiled, and pack their kernels."""
+    recorded: Path | None = None
+    """A file of times that others recorded, which stand for the device's."""
     target_env: Path | None = None
     """The environment that will serve: this one must be the same."""
     search: str = "default"
@@ -60,3 +62,8 @@ class BuildOptions:
     """Whether what an earlier build of the same thing left is thrown away."""
     timing: TimingPlan = TimingPlan()  # noqa: RUF009 - frozen
     deadlines: Deadlines = Deadlines()  # noqa: RUF009 - frozen
+
+    @property
+    def runs_nothing(self) -> bool:
+        """Whether no candidate is launched, so that no device is needed."""
+        return self.compile_only or self.recorded is not None

@@ -89,7 +89,7 @@ def make_plan(options: BuildOptions) -> Plan:
         program = ProgramSpec(
             json.loads(model.raw), attention, model.dtype, bake=options.bake
         )
-    elif not options.compile_only:
+    elif not options.runs_nothing:
         raise FlytuneError(
             f"no program to bake: {reason}", hint="compile for it with --compile-only"
         )
@@ -133,9 +133,9 @@ def _profile(options: BuildOptions) -> DeviceProfile | None:
                 "no accelerator here, or torch cannot use it",
                 hint="name one with --target and --compile-only, or --device cpu",
             )
-    if profile is None and options.compile_only:
+    if profile is None and options.runs_nothing:
         raise FlytuneError(
-            "nothing to compile for: --compile-only is for an accelerator",
+            "nothing to compile for: --compile-only and --runner are for accelerators",
             hint="name one with --target",
         )
     if profile is not None:
@@ -155,7 +155,7 @@ def _target(options: BuildOptions) -> DeviceProfile:
             f"--device cpu and --target contradict each other: {options.target}"
         )
     profile = find_profile(options.target)
-    if not options.compile_only:
+    if not options.runs_nothing:
         live = live_profile()
         if live is None or not live.is_same(profile):
             found = "no accelerator" if live is None else live.product
@@ -185,7 +185,7 @@ def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
 
 
 def _check_amd(profile: DeviceProfile, options: BuildOptions) -> None:
-    if not options.compile_only:
+    if not options.runs_nothing:
         raise FlytuneError(
             f"no timing on AMD GPUs yet: {profile.product}",
             hint="compile for it with --compile-only",

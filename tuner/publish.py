@@ -85,13 +85,17 @@ def publish(
 
 
 def publish_compiled(
-    made: Made, builds: Mapping[str, BuildResult], tools: Mapping[str, str]
+    made: Made,
+    builds: Mapping[str, BuildResult],
+    tools: Mapping[str, str],
+    decisions: tuple[Decision, ...] = (),
 ) -> Built:
     """Pack the kernels of every candidate, for a build where the device is.
 
-    Nothing was timed or run, and the manifest says so.
+    Nothing was timed or run here, and the manifest says so.
 
     Args:
+        decisions: By times that others recorded, if there are any.
         tools: What linked them beside the compilers themselves, with digests.
     """
     work, out = made.plan.work, made.plan.out
@@ -99,13 +103,12 @@ def publish_compiled(
         staging = Path(directory) / "bundle"
         staging.mkdir()
         _stage_compiled(staging, made.coverage, builds)
-        records = [
-            record
-            for task in made.coverage.tasks
-            for record in untimed_records(task, builds)
-        ]
+        records = [record for decision in decisions for record in decision.records]
+        if not decisions:
+            for task in made.coverage.tasks:
+                records += untimed_records(task, builds)
         write_records(records, staging / RECORDS_NAME)
-        manifest = _manifest(made, (), None)
+        manifest = replace(_manifest(made, decisions, None), timed_on=None)
         verdict = None
         if (staging / ASKED_NAME).exists():
             trial = Path(directory) / "trial"
@@ -133,6 +136,7 @@ def _compiled_row(
         "candidates": dict(Counter(str(record.status) for record in records)),
         "by_kind": {kind: dict(kinds[kind]) for kind in sorted(kinds)},
         "compiled": sum(1 for build in builds.values() if build.files),
+        "sources": dict(Counter(record.source for record in records if record.source)),
     }
 
 
@@ -144,9 +148,9 @@ def _stage_compiled(
     asked: dict[str, FlyDSLKernel] = {}
     for task in coverage.tasks:
         for candidate in task.offered.candidates:
-            build = builds[candidate.choice_hash]
+            build = builds.get(candidate.choice_hash)
             key = candidate.build_key or candidate.choice_hash
-            if not build.files or key in asked:
+            if build is None or not build.files or key in asked:
                 continue
             kernels.keep(build, candidate.build_key)
             if candidate.backend == FLYDSL:

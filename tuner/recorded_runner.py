@@ -5,7 +5,8 @@ that the fixed order names first, which stands for all of them; the others have 
 time. What has none at all stays untimed, and is decided by the fixed order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import Status
@@ -15,6 +16,7 @@ from flytune.tuner.select import fixed_order
 from flytune.tuner.timing import TimingPlan
 
 METHOD = "recorded"
+_NO_TIME = "no recorded time"
 _Problem = tuple[str, int, int, int, int, str]
 
 
@@ -26,6 +28,21 @@ class RecordedRunner:
         for time in times:
             self._times.setdefault(_of_time(time), []).append(time)
         self._found: Mapping[str, RecordedTime] = {}
+
+    def timed(self, task: TuneTask) -> frozenset[str]:
+        """Return the hashes of a task's candidates that have a time."""
+        self.begin(task)
+        return frozenset(self._found)
+
+    def run(
+        self, task: TuneTask, builds: Sequence[BuildResult]
+    ) -> tuple[RunResult, ...]:
+        """Return a result for each build of a task, in their order."""
+        self.begin(task)
+        checked = [self.check(build) for build in builds]
+        names = [r.choice_hash for r in checked if r.status is Status.OK]
+        measured = {r.choice_hash: r for r in self.measure(names, TimingPlan())}
+        return tuple(measured.get(r.choice_hash, r) for r in checked)
 
     def begin(self, task: TuneTask) -> None:
         """Find the times of a task's candidates; forget the task before."""
@@ -42,7 +59,7 @@ class RecordedRunner:
         if build.status is not Status.OK:
             return RunResult(name, build.status, build.reason)
         if name not in self._found:
-            return RunResult(name, Status.UNSUPPORTED, "no recorded time")
+            return RunResult(name, Status.UNSUPPORTED, _NO_TIME)
         return RunResult(name, Status.OK)
 
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
@@ -59,6 +76,17 @@ class RecordedRunner:
         return RunResult(
             name, Status.OK, samples_us=samples, method=METHOD, source=time.source
         )
+
+
+def only(task: TuneTask, names: Collection[str]) -> TuneTask:
+    """Return a task with some of its candidates."""
+    kept = tuple(c for c in task.offered.candidates if c.choice_hash in names)
+    return replace(task, offered=replace(task.offered, candidates=kept))
+
+
+def untimed(choice_hash: str) -> BuildResult:
+    """Return the result of a candidate that is not built, for it has no time."""
+    return BuildResult(choice_hash, Status.UNSUPPORTED, _NO_TIME)
 
 
 def _by_candidate(

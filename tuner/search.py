@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flytune.caches.columns import Status
+from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
 from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide, lone
@@ -21,6 +22,7 @@ from flytune.tuner.plan import Plan, free_bytes
 from flytune.tuner.progress import Progress, Stage
 from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import BuiltKernels, Recall
+from flytune.tuner.recorded_runner import RecordedRunner, only, untimed
 from flytune.tuner.runner import Device
 from flytune.tuner.workers import Farm
 
@@ -104,6 +106,38 @@ def compile_all(
         device = device_of(plan).name
         quarantine = Quarantine(options.work / NAME, device, options.exclude)
         return _Work(farm, plan, options, progress, quarantine).built(tasks)
+
+
+def decide_recorded(
+    plan: Plan,
+    tasks: Sequence[TuneTask],
+    options: BuildOptions,
+    times: Iterable[RecordedTime],
+    progress: Progress,
+) -> tuple[tuple[Decision, ...], Mapping[str, BuildResult]]:
+    """Decide by recorded times; build what has one, and nothing else.
+
+    Returns:
+        The decisions, in the order of the tasks, and what was built.
+
+    Raises:
+        FlytuneError: a list has no candidate that was built, or Ray cannot be had.
+    """
+    runner = RecordedRunner(times)
+    timed = [runner.timed(task) for task in tasks]
+    wanted = [only(task, names) for task, names in zip(tasks, timed, strict=True)]
+    progress.say(
+        f"tune: {sum(map(bool, timed))} of {len(tasks)} lists have recorded times"
+    )
+    built = compile_all(plan, wanted, options, progress)
+    decisions = []
+    for task in tasks:
+        builds = [
+            built.get(c.choice_hash, untimed(c.choice_hash))
+            for c in task.offered.candidates
+        ]
+        decisions.append(decide(task, builds, runner.run(task, builds)))
+    return tuple(decisions), built
 
 
 class _Work:

@@ -48,10 +48,18 @@ def _result_lines(built: "Built") -> list[str]:
 
 def _compiled_lines(built: "Built") -> list[str]:
     row = built.manifest.coverage
-    lines = [
+    lines = []
+    if row["sources"]:
+        times = sum(row["sources"].values())
+        lines += [*_winner_lines(built.manifest.winners), ""]
+        lines.append(
+            f"tuned   {row['tuned']} of {row['lists']} lists, by {times} times that "
+            "others recorded; none was timed here"
+        )
+    lines.append(
         f"compiled for {row['lists']} lists: {_counted(row['candidates'])}; none was "
         "timed"
-    ]
+    )
     lines += [
         f"        {kind}: {_counted(some)}" for kind, some in row["by_kind"].items()
     ]

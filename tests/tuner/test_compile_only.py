@@ -181,8 +181,12 @@ def test_a_command_runs_without_it(compiled_build: Build, tmp_path: Path) -> Non
 
 def test_it_does_not_pass_for_verified(compiled_build: Build, tmp_path: Path) -> None:
     done = flytune(tmp_path / "home", "verify", compiled_build.bundle)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "nothing is baked: the bundle holds kernels for a build" in done.stdout
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "error: nothing to verify: the bundle holds bare kernels for a build, none of "
+        "them FlyDSL's",
+        "hint: where the device is: flytune build --from BUNDLE",
+    ]
 
 
 def test_a_serving_environment_that_differs_ends_it_before_anything_is_compiled(

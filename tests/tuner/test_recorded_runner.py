@@ -12,7 +12,6 @@ from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import ATEN, TRITON, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide
 from flytune.tuner.recorded_runner import METHOD, RecordedRunner
-from flytune.tuner.timing import TimingPlan
 
 FLYDSL = "flydsl"
 TIMES = read_recorded(DATA / "recorded" / "flydsl.csv").times
@@ -41,13 +40,8 @@ def decision(time: RecordedTime, times: Iterable[RecordedTime] = TIMES) -> Decis
         scaling=scaling,
     )
     task = TuneTask(shape, offered(candidates()), ("module",))
-    runner = RecordedRunner(times)
-    runner.begin(task)
     builds = [BuildResult(c.choice_hash, Status.OK) for c in task.offered.candidates]
-    results = {b.choice_hash: runner.check(b) for b in builds}
-    ok = [name for name, result in results.items() if result.status is Status.OK]
-    results |= {r.choice_hash: r for r in runner.measure(ok, TimingPlan())}
-    return decide(task, builds, tuple(results.values()))
+    return decide(task, builds, RecordedRunner(times).run(task, builds))
 
 
 @pytest.mark.parametrize(
