@@ -13,7 +13,7 @@ _BINARY = re.compile(r'bin = "((?:[^"\\]|\\.)*)"')
 # MLIR writes a byte that is not printable as a backslash and two hexadecimal digits.
 _ESCAPE = re.compile(rb'\\(["\\]|[0-9A-Fa-f]{2})')
 _LDS = b".group_segment_fixed_size"
-_TRIPLE = re.compile(rb"amdgcn-amd-amdhsa--(gfx[0-9a-f]+)")
+_TRIPLE = re.compile(rb"amdgcn-amd-amdhsa-\w*-(gfx[0-9a-f]+)")
 # MessagePack's unsigned integers beyond 127: their tag, and the bytes that follow.
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 

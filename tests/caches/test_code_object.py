@@ -44,4 +44,5 @@ def test_no_kernel_is_no_size() -> None:
 def test_architecture_is_read_from_the_target() -> None:
     assert arch_of(b"..amdgcn-amd-amdhsa--gfx950..") == "gfx950"
     assert arch_of(b"..amdgcn-amd-amdhsa--gfx90a:xnack-") == "gfx90a"
+    assert arch_of(b"amdgcn-amd-amdhsa-unknown-gfx950\xae") == "gfx950"
     assert arch_of(b"..") == ""
