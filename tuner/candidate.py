@@ -9,6 +9,7 @@ from flytune.shapes.gemm import GemmShape
 
 ATEN = "aten"
 CPP = "cpp"
+FLYDSL = "flydsl"
 TRITON = "triton"
 FLYDSL = "flydsl"
 
@@ -74,6 +75,8 @@ class CandidateList:
     tokens: int
     module: str = ""
     """Module that calls it, where the graph still says so."""
+    declined: str = ""
+    """Why there is no FlyDSL candidate, where the policy asks for it."""
 
     @property
     def key(self) -> tuple[str, str, str, tuple[str, ...]]:
