@@ -205,7 +205,7 @@ def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
         return f"one of {options.tp} ranks"
     if options.engine != "transformers":
         return f"{options.engine}'s own"
-    if options.quant is not None:
+    if options.quant not in (None, "bf16"):
         return f"the linears of {options.quant}"
     if profile is not None and profile.vendor == "amd":
         return f"one for {profile.product}"

@@ -53,6 +53,11 @@ engine_option = click.option(
     show_default=True,
     help="Whose program runs the model.",
 )
+quant_option = click.option(
+    "--quant",
+    type=click.Choice(get_args(Quant)),
+    help="Type of the layers' linears; the head stays.  [default: the model's own]",
+)
 
 
 @click.command("shapes")
@@ -67,11 +72,7 @@ engine_option = click.option(
     show_default=True,
     help="eager adds the two bmm of each layer; sdpa is one fused kernel, no GEMM.",
 )
-@click.option(
-    "--quant",
-    type=click.Choice(get_args(Quant)),
-    help="Type of the layers' linears; the head stays.  [default: the model's own]",
-)
+@quant_option
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 def shapes_command(
     model: str,

@@ -28,6 +28,16 @@ class Coverage:
     unplanned: tuple[CandidateList, ...]
     """Offered, but in no plan."""
 
+    @property
+    def declined(self) -> dict[str, tuple[str, ...]]:
+        """Why lists hold no candidate of FlyDSL's: a reason and whom it befell."""
+        found: dict[str, tuple[str, ...]] = {}
+        for task in self.tasks:
+            if reason := task.offered.declined:
+                name = f"{task.shape} at {task.modules[0]}"
+                found[reason] = (*found.get(reason, ()), name)
+        return found
+
 
 def join(shapes: Iterable[GemmShape], lists: Iterable[CandidateList]) -> Coverage:
     """Give each list its planned GEMM and merge the lists that are one decision."""
