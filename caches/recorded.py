@@ -125,7 +125,7 @@ def _of_tunable(row: list[str], name: str) -> RecordedTime | None:
 
 def _of_aiter(row: Mapping[str, str], name: str) -> RecordedTime | None:
     """Read a winner of AITER's tuning; its placeholders have a time of zero."""
-    us, sizes = _number(row["us"]), _sizes(row)
+    us, sizes = _number(row.get("us", "")), _sizes(row)
     if us <= 0 or sizes is None:
         return None
     backend = row.get("libtype") or row.get("backend") or ""

@@ -13,7 +13,8 @@ from flytune.tuner.candidate import ATEN, BuildResult, Candidate, RunResult, Tun
 from flytune.tuner.select import choose, fixed_order, spread
 
 ONLY_CANDIDATE = "only candidate"
-_KERNEL_ENDINGS = (".so", ".cubin", ".hsaco")
+_KERNEL_ENDINGS = (".so", ".cubin", ".hsaco", ".pkl")
+"""The last is FlyDSL's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,13 +125,17 @@ def test_it_is_not_installed(build: Build, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ((), "error: no timing on AMD GPUs yet: AMD Instinct MI355X\n"),
+        (
+            (),
+            "error: the target is not here to be timed on: mi355x, here is no "
+            "accelerator\n",
+        ),
         (
             ("--compile-only", "--target", "h200", "--backends", "FLYDSL"),
             "error: FlyDSL is for AMD GPUs, and this is NVIDIA H200\n",
         ),
         (
-            ("--target", "h200", "--quant", "mxfp4"),
+            ("--device", "cpu", "--quant", "mxfp4"),
             "error: no program to bake: the linears of mxfp4\n",
         ),
         (
