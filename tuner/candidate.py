@@ -9,8 +9,8 @@ from flytune.shapes.gemm import GemmShape
 
 ATEN = "aten"
 CPP = "cpp"
-TRITON = "triton"
 FLYDSL = "flydsl"
+TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,10 @@ class Candidate:
     source."""
     packing: Packing | None = None
     source: str = ""
-    """For Triton the module that holds the kernel; the request names its path."""
+    """For Triton the module that holds the kernel; the request names its path. For
+    FlyDSL the rendered template."""
     build_key: str = ""
-    """Candidates of one key are one kernel, and compiled once; empty: by itself."""
+    """For FlyDSL: candidates of one key are one build, whatever their lists."""
 
 
 @dataclass(frozen=True, slots=True)
