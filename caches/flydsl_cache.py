@@ -44,14 +44,14 @@ def missing_entries(
         FlytuneError: FlyDSL is not installed, or cannot be asked.
     """
     require_flydsl()
-    where = str(cache_dir.absolute())
+    place = str(cache_dir.absolute())
     request = {
-        "cache_dir": where,
+        "cache_dir": place,
         "arch": arch,
         "kernels": [kernel.to_json() for kernel in kernels],
     }
     env = {k: v for k, v in plain_environment().items() if k not in FOREIGN}
-    env |= {"TORCHINDUCTOR_CACHE_DIR": where, **BLIND}
+    env |= {"TORCHINDUCTOR_CACHE_DIR": place, **BLIND}
     with tempfile.TemporaryDirectory(prefix="flytune-flydsl-") as directory:
         result = Path(directory) / "result.json"
         run_module(MODULE, request, result, env, what="looking for FlyDSL's kernels")

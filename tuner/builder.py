@@ -80,11 +80,11 @@ def _compiled(
     made = sorted(_files(root) - before)
     files = {name: (root / name).read_bytes() for name in made}
     if profile is not None and profile.vendor == "amd":
-        refuse_over_lds(files, profile)
+        _refuse_over_lds(files, profile)
     return files
 
 
-def refuse_over_lds(files: Mapping[str, bytes], profile: DeviceProfile) -> None:
+def _refuse_over_lds(files: Mapping[str, bytes], profile: DeviceProfile) -> None:
     """Refuse a Triton kernel that takes more LDS than a workgroup may have.
 
     Triton itself looks only when it loads one.

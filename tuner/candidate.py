@@ -11,7 +11,6 @@ ATEN = "aten"
 CPP = "cpp"
 FLYDSL = "flydsl"
 TRITON = "triton"
-FLYDSL = "flydsl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,10 @@ class Candidate:
     source."""
     packing: Packing | None = None
     source: str = ""
-    """For Triton the module that holds the kernel; the request names its path."""
+    """For Triton the module that holds the kernel; the request names its path. For
+    FlyDSL the rendered template."""
     build_key: str = ""
-    """Candidates of one key are one kernel, and compiled once; empty: by itself."""
+    """For FlyDSL: candidates of one key are one build, whatever their lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ exec {python} -SE "${{0%/*}}/link.py" "$@"
 _LINK = '''"""Link by Triton's linker: `ld.lld -shared OBJECT -o OUT`."""
 
 import importlib.util
+import os
 import sys
 
 words = sys.argv[1:]
@@ -50,6 +51,9 @@ spec = importlib.util.spec_from_file_location("libtriton", {library!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.amd.link_hsaco(given, out)
+# FlyDSL's process would end at a linker that is content and writes nothing.
+if not os.path.getsize(out):
+    sys.exit("lld has written nothing")
 '''
 
 

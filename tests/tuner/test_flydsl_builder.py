@@ -172,17 +172,13 @@ def with_rocm(root: str, candidate: Candidate) -> BuildResult:
         os.environ["ROCM_PATH"] = good
 
 
-@pytest.mark.parametrize(
-    ("script", "said"), [("", "lld"), ("exit 1", "lld"), ("exit 0", "lld")]
-)
+@pytest.mark.parametrize("script", ["", "exit 1"])
 def test_a_linker_that_fails_is_a_row(
     process: ProcessPoolExecutor,
     flydsl_kernels: tuple[Rendered, ...],
     tmp_path: Path,
     script: str,
-    said: str,
 ) -> None:
-    """Also one that is not there, or that writes nothing."""
     linker = tmp_path / LINKER
     linker.parent.mkdir(parents=True)
     if script:
@@ -193,7 +189,7 @@ def test_a_linker_that_fails_is_a_row(
     result = process.submit(with_rocm, str(tmp_path), candidate).result()
     assert (result.status, result.files) == (Status.COMPILE_ERROR, {})
     assert result.reason.startswith("DSLCompileError: ")
-    assert said in result.reason
+    assert "lld" in result.reason
 
 
 def test_an_entry_that_was_not_written_is_an_error(tmp_path: Path) -> None:
