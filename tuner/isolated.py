@@ -76,7 +76,7 @@ def _inputs(shape: GemmShape, make: Make) -> tuple["torch.Tensor", ...]:
     m, n, k = shape.m, shape.n, shape.k
     if shape.a_dtype == FP4:
         k //= 2
-    of_b, of_a = shape.layout[0], shape.layout[1]
+    of_b, of_a = tuple(shape.layout)
     lead = (shape.batch,) if shape.op == "bmm" else ()
     experts = (shape.groups,) if shape.op == "grouped_mm" else lead
     a = _matrix(make, (*lead, m, k), shape.a_dtype, transposed=of_a == "T")
