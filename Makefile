@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL_BUNDLE := build/qwen3-4b
+# Test files that run side by side, each in a worker of its own from first to last test.
+JOBS ?= 2
+PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-all test-gpu lint types bench bench-all clean
@@ -22,10 +25,10 @@ run: $(INSTALLED) ## Build and verify a bundle of a small real model
 	$(BIN)/flytune verify $(MODEL_BUNDLE) --strict
 
 test: $(INSTALLED) ## Run the tests, all but the slow ones
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(INSTALLED) ## Run every test that needs no accelerator
-	$(BIN)/pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 test-gpu: $(INSTALLED) ## Run the tests that need an accelerator
 	$(BIN)/pytest -m gpu

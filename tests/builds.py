@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+from click.testing import CliRunner
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.manifest import MANIFEST_NAME
 from flytune.caches.packing import pack
+from flytune.tuner.cli import main
 
 DATA = Path(__file__).parent / "data"
 LLAMA = DATA / "tiny-llama.json"
@@ -25,6 +27,30 @@ QWEN2 = DATA / "tiny-qwen2.json"
 SQUARE = DATA / "square-llama.json"
 """Its linears are all of one size, and one list of candidates."""
 COMMAND = (sys.executable, "-c", "from flytune.tuner.cli import main; main()")
+# Whatever the candidates took, C++ is the faster in the first list, and in no other.
+RIGGED = """
+from dataclasses import replace
+from flytune.tuner import search
+from flytune.tuner.candidate import CPP
+from flytune.tuner.cli import main
+
+decide, decided = search.decide, []
+
+def rigged(task, builds, results):
+    fast = [c.choice_hash for c in task.offered.candidates
+            if (c.backend == CPP) == (not decided)]
+    samples = max((result.samples_us for result in results), key=len)
+    slow = tuple(2 * sample for sample in samples)
+    results = [
+        replace(r, samples_us=samples if r.choice_hash in fast else slow, beaten=False)
+        for r in results
+    ]
+    decided.append(decide(task, builds, results))
+    return decided[-1]
+
+search.decide = rigged
+main()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +79,32 @@ class Stopped:
     """Command lines of its processes that outlived it."""
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
     """The environment of a command: its own FLYTUNE_HOME."""
-    return {**os.environ, "FLYTUNE_HOME": str(home), **more}
+    return {**os.environ, "FLYTUNE_HOME": str(home)}
 
 
 def flytune(
-    home: Path, *arguments: object, **more: str
+    home: Path, *arguments: object, command: Sequence[str] = COMMAND
 ) -> subprocess.CompletedProcess[str]:
     """Run a flytune command to its end, whatever that is."""
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
+        [*command, *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
-        env=environment(home, **more),
+        env=environment(home),
     )
+
+
+def verified(bundle: Path, *options: str) -> dict[str, Any]:
+    """What `flytune verify --json` says; the program runs in a process of its own."""
+    result = CliRunner().invoke(main, ["verify", str(bundle), "--json", *options])
+    assert result.stderr == ""
+    row: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == (0 if row["ok"] else 1)
+    return row
 
 
 def arguments_of(model: Path, tokens: str, policy: str, work: Path) -> tuple[str, ...]:
@@ -80,9 +115,14 @@ def arguments_of(model: Path, tokens: str, policy: str, work: Path) -> tuple[str
     )
 
 
-def run_build(arguments: tuple[str, ...], out: Path, home: Path) -> Build:
+def run_build(
+    arguments: tuple[str, ...],
+    out: Path,
+    home: Path,
+    command: Sequence[str] = COMMAND,
+) -> Build:
     """Run a build that must succeed."""
-    done = flytune(home, *arguments, "--out", out)
+    done = flytune(home, *arguments, "--out", out, command=command)
     assert done.returncode == 0, done.stderr + done.stdout
     work = Path(arguments[arguments.index("--work") + 1])
     return Build(arguments, out, work, done.stdout, done.stderr)
@@ -185,21 +225,3 @@ def repacked(folder: Path, out: Path, **policy: Any) -> Path:
 def copied(folder: Path, into: Path) -> Path:
     """A copy of a directory, to be changed at will."""
     return Path(shutil.copytree(folder, into))
-
-
-def let_win_once(work: Path, backend: str) -> None:
-    """Rewrite a journal: `backend` is the faster in its first list, in no other."""
-    (path,) = work.glob("*/journal.jsonl")
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    lists: dict[str, list[dict[str, Any]]] = {}
-    for entry in entries:
-        if entry["kind"] == "record":
-            lists.setdefault(entry["list"], []).append(entry["row"])
-    names = ("median_us", "mad_us", "rounds", "samples_us")
-    for number, rows in enumerate(lists.values()):
-        times = [{name: row[name] for name in names} for row in rows]
-        times.sort(key=lambda some: some["median_us"])
-        rows.sort(key=lambda row: (row["backend"] == backend) == (number > 0))
-        for place, (row, some) in enumerate(zip(rows, times, strict=True)):
-            row.update(some, winner=place == 0)
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))

@@ -13,19 +13,52 @@ sys.path.insert(0, str(Path(__file__).parent))
 from builds import (
     LLAMA,
     QWEN2,
+    RIGGED,
     SQUARE,
     Build,
     Stopped,
     arguments_of,
-    copied,
-    let_win_once,
     run_build,
     stop_build,
 )
+from by_file import ByFile
 from flydsl_candidates import PROFILE, Rendered, builder, of_case
+from shared import shared
 
 from flytune.tuner.builder import build
-from flytune.tuner.candidate import CPP, BuildResult
+from flytune.tuner.candidate import BuildResult
+
+TESTS = Path(__file__).parent
+# What takes long begins first, so that workers end together; and a file that needs what
+# an earlier one builds comes after others, so that its worker need not wait for it.
+FIRST = (
+    "caches/test_verify_failures.py",
+    "tuner/test_build_whole.py",
+    "tuner/test_compile_gfx950.py",
+    "tuner/test_workers.py",
+    "tuner/test_cluster.py",
+    "tuner/test_builder.py",
+    "tuner/test_compile_only.py",
+    "tuner/test_build.py",
+    "caches/test_hook.py",
+    "caches/test_ledger.py",
+    "tuner/test_search.py",
+    "tuner/test_verify_command.py",
+    "caches/test_ledger_hooks.py",
+    "caches/test_session.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None and config.getoption("dist", "no") != "no":
+        config.pluginmanager.register(ByFile(terminal))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {TESTS / name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,9 +71,14 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def unfrozen_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    folder = tmp_path_factory.mktemp("unfrozen")
-    arguments = arguments_of(LLAMA, "1,8", "unfrozen", folder / "work")
-    return run_build(arguments, folder / "bundle", folder / "home")
+    """C++ won one of its two lists, and ATen the other."""
+
+    def make(folder: Path) -> Build:
+        arguments = arguments_of(LLAMA, "1,8", "unfrozen", folder / "work")
+        command = (sys.executable, "-c", RIGGED)
+        return run_build(arguments, folder / "bundle", folder / "home", command)
+
+    return shared(tmp_path_factory, "unfrozen", make)
 
 
 @pytest.fixture(scope="session")
@@ -49,39 +87,41 @@ def unfrozen_bundle(unfrozen_build: Build) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cpp_build(unfrozen_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """The unfrozen build, had C++ been the faster in one of its lists."""
-    folder = tmp_path_factory.mktemp("cpp")
-    work = copied(unfrozen_build.work, folder / "work")
-    let_win_once(work, CPP)
-    arguments = arguments_of(LLAMA, "1,8", "unfrozen", work)
-    return run_build(arguments, folder / "bundle", folder / "home")
-
-
-@pytest.fixture(scope="session")
 def compiled_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Kernels of every candidate for an accelerator, which need not be here."""
-    folder = tmp_path_factory.mktemp("compiled")
-    arguments = (
-        *("build", "--model", str(SQUARE), "--tokens", "64", "--target", "h200"),
-        *("--compile-only", "--threads", "2", "--work", str(folder / "work")),
-    )
-    return run_build(arguments, folder / "bundle.tar.zst", folder / "home")
+
+    def make(folder: Path) -> Build:
+        arguments = (
+            *("build", "--model", str(SQUARE), "--tokens", "64", "--target", "h200"),
+            *("--compile-only", "--threads", "2", "--work", str(folder / "work")),
+        )
+        return run_build(arguments, folder / "bundle.tar.zst", folder / "home")
+
+    return shared(tmp_path_factory, "compiled", make)
 
 
 @pytest.fixture(scope="session")
 def stopped_build(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
-    folder = tmp_path_factory.mktemp("frozen")
-    (folder / "out").mkdir()
-    arguments = arguments_of(QWEN2, "8", "frozen", folder / "work")
-    return stop_build(arguments, folder / "out" / "bundle.tar.zst", folder / "home")
+    def make(folder: Path) -> Stopped:
+        (folder / "out").mkdir()
+        arguments = arguments_of(QWEN2, "8", "frozen", folder / "work")
+        out = folder / "out" / "bundle.tar.zst"
+        return stop_build(arguments, out, folder / "home")
+
+    return shared(tmp_path_factory, "stopped", make)
 
 
 @pytest.fixture(scope="session")
-def frozen_build(stopped_build: Stopped) -> Build:
+def frozen_build(
+    stopped_build: Stopped, tmp_path_factory: pytest.TempPathFactory
+) -> Build:
     """The same command again, which goes on from where it was stopped."""
-    out = stopped_build.home.parent / "out" / "bundle.tar.zst"
-    return run_build(stopped_build.arguments, out, stopped_build.home)
+
+    def make(_: Path) -> Build:
+        out = stopped_build.home.parent / "out" / "bundle.tar.zst"
+        return run_build(stopped_build.arguments, out, stopped_build.home)
+
+    return shared(tmp_path_factory, "frozen", make)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,9 +47,10 @@ def _segfault() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def _loop() -> NoReturn:
+def _hang() -> NoReturn:
+    # Asleep: other tests need the core.
     while True:
-        pass
+        time.sleep(1.0)
 
 
 def _noise() -> None:
@@ -82,7 +84,7 @@ MISBEHAVIOURS: dict[str, Callable[[], None]] = {
     "over resources": _over_resources,
     "abort": os.abort,
     "segfault": _segfault,
-    "loop": _loop,
+    "hang": _hang,
     "noise": _noise,
     "exit": lambda: sys.exit(0),
     "hard exit": lambda: os._exit(0),

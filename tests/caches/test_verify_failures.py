@@ -8,9 +8,10 @@ import os
 import struct
 from pathlib import Path
 
-from builds import copied, flytune, repacked, unpacked
+import pytest
+from builds import copied, repacked, unpacked, verified
 
-# In every Python of the command: one more candidate in the first list with a choice.
+# In the verified program: one more candidate in the first list with a choice.
 LONGER = """
 from flytune.caches.hook.flytune_hook import AfterImport
 
@@ -40,12 +41,9 @@ Longer(["torch._inductor.select_algorithm"]).start()
 """
 
 
-def failures(bundle: Path, tmp_path: Path, **env: str) -> list[str]:
+def failures(bundle: Path) -> list[str]:
     """Verify a bundle that must fail, and return what it says."""
-    home = tmp_path / "home"
-    done = flytune(home, "verify", bundle, "--json", **env)
-    assert (done.returncode, done.stderr) == (1, "")
-    row = json.loads(done.stdout)
+    row = verified(bundle)
     assert row["ok"] is False
     lines: list[str] = row["failures"]
     return lines
@@ -56,7 +54,7 @@ def test_a_kernel_that_is_gone(unfrozen_bundle: Path, tmp_path: Path) -> None:
     kernel = sorted(folder.rglob("*.main.so"))[0]
     kernel.unlink()
     bundle = repacked(folder, tmp_path / "less")
-    assert failures(bundle, tmp_path) == [f"cpp_compiled: {kernel.name}"]
+    assert failures(bundle) == [f"cpp_compiled: {kernel.name}"]
 
 
 def test_a_graph_that_is_gone(unfrozen_bundle: Path, tmp_path: Path) -> None:
@@ -64,7 +62,7 @@ def test_a_graph_that_is_gone(unfrozen_bundle: Path, tmp_path: Path) -> None:
     graph = sorted((folder / "inductor/fxgraph").glob("*/*"))[0]
     for file in graph.iterdir():
         file.unlink()
-    lines = failures(repacked(folder, tmp_path / "less"), tmp_path)
+    lines = failures(repacked(folder, tmp_path / "less"))
     key = graph.name[:16]
     why = "the key is the same, and the graph's file is absent or unreadable"
     assert f"graph missed: {key}: {why}" in lines
@@ -83,18 +81,21 @@ def test_a_candidate_without_a_time(frozen_bundle: Path, tmp_path: Path) -> None
     gone = next(name for name in times if not name.startswith("Cpp"))
     del times[gone]
     path.write_text(json.dumps(row))
-    lines = failures(repacked(folder, tmp_path / "less"), tmp_path)
+    lines = failures(repacked(folder, tmp_path / "less"))
     assert f"tuned: bmm {key}: no time for candidate {gone}" in lines
     assert sum(line.startswith("tuned: ") for line in lines) == 1
 
 
-def test_one_more_candidate(frozen_bundle: Path, tmp_path: Path) -> None:
+def test_one_more_candidate(
+    frozen_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = unpacked(frozen_bundle, tmp_path / "b")
     bundle = repacked(folder, tmp_path / "one")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LONGER)
     path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
-    lines = failures(bundle, tmp_path, PYTHONPATH=path)
+    monkeypatch.setenv("PYTHONPATH", path)
+    lines = failures(bundle)
     (tuned,) = [line for line in lines if line.startswith("tuned: ")]
     assert tuned.endswith(": no time for candidate an_unknown_candidate")
 
@@ -104,7 +105,7 @@ def test_another_value_in_the_policy(unfrozen_bundle: Path, tmp_path: Path) -> N
     changed = {"max_autotune_gemm_backends": "ATEN"}
     # One size is enough: what is changed is changed for every size.
     bundle = repacked(folder, tmp_path / "other", inductor=changed, tokens=(1,))
-    lines = failures(bundle, tmp_path)
+    lines = failures(bundle)
     assert lines[0] == (
         "Inductor setting differs: max_autotune_gemm_backends: "
         "baked `'ATEN,CPP'`, here `'ATEN'`"
@@ -118,7 +119,7 @@ def test_another_value_in_the_policy(unfrozen_bundle: Path, tmp_path: Path) -> N
 def test_another_number_of_threads(unfrozen_bundle: Path, tmp_path: Path) -> None:
     folder = copied(unfrozen_bundle, tmp_path / "b")
     bundle = repacked(folder, tmp_path / "other", threads=2)
-    assert failures(bundle, tmp_path) == [
+    assert failures(bundle) == [
         "target differs: hardware.threads: built for `1`, here `2`"
     ]
 
@@ -135,7 +136,7 @@ def test_a_kernel_that_computes_something_else(
         changed += content.count(right)
         kernel.write_bytes(content.replace(right, wrong))
     assert changed
-    lines = failures(repacked(folder, tmp_path / "wrong"), tmp_path)
+    lines = failures(repacked(folder, tmp_path / "wrong"))
     said = "output differs from eager: layer at 8 tokens: "
     assert [line for line in lines if line.startswith(said)]
     assert all(line.endswith("exceeds 0.03") for line in lines)
@@ -145,6 +146,6 @@ def test_a_frozen_graph_that_torch_caches(frozen_bundle: Path, tmp_path: Path) -
     folder = unpacked(frozen_bundle, tmp_path / "b")
     unpacked_weights = {"cpp.weight_prepack": False, "max_autotune": False}
     bundle = repacked(folder, tmp_path / "other", inductor=unpacked_weights)
-    lines = failures(bundle, tmp_path)
+    lines = failures(bundle)
     cached = [line for line in lines if line.startswith("a frozen graph was cached: ")]
     assert len(cached) == 2

@@ -15,6 +15,10 @@ BENCH = Path(__file__).parents[2] / "ci" / "bench"
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
     """Return a benchmark's module by its name."""
     monkeypatch.syspath_prepend(str(BENCH))
+    names = [path.stem for path in BENCH.glob("*.py")]
+    # Some are named as the tests' own helpers are.
+    ours = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     yield importlib.import_module
-    for path in BENCH.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(ours)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fakes import task_of
+from shared import shared
 
 from flytune.tuner.candidate import BuildResult, CandidateList, TuneTask
 from flytune.tuner.cpu_runner import CpuRunner
@@ -23,7 +24,10 @@ Built = Mapping[str, BuildResult]
 @pytest.fixture(scope="session")
 def real_tasks(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneTask, ...]:
     """Return every list that the small modules offer under both policies, once."""
-    folder = tmp_path_factory.mktemp("lists")
+    return shared(tmp_path_factory, "lists", _tasks)
+
+
+def _tasks(folder: Path) -> tuple[TuneTask, ...]:
     result = folder / "lists.pickle"
     env = {
         **os.environ,
@@ -40,13 +44,19 @@ def real_tasks(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneTask, ...]
 
 
 @pytest.fixture(scope="session")
-def real_builds(real_tasks: tuple[TuneTask, ...]) -> Built:
+def real_builds(
+    real_tasks: tuple[TuneTask, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Built:
     """Return what Ray's workers built of every candidate of the small modules."""
     candidates = {c.choice_hash: c for t in real_tasks for c in t.offered.candidates}
-    with Farm(None, {"OMP_NUM_THREADS": "2"}, Deadlines()) as farm:
-        results = [r for r in farm.build_all(list(candidates.values())) if r]
-    assert sorted(r.choice_hash for r in results) == sorted(candidates)
-    return {result.choice_hash: result for result in results}
+
+    def make(_: Path) -> Built:
+        with Farm(None, {"OMP_NUM_THREADS": "2"}, Deadlines()) as farm:
+            results = [r for r in farm.build_all(list(candidates.values())) if r]
+        assert sorted(r.choice_hash for r in results) == sorted(candidates)
+        return {result.choice_hash: result for result in results}
+
+    return shared(tmp_path_factory, "real-builds", make)
 
 
 @pytest.fixture(scope="module")

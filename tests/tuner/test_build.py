@@ -100,7 +100,9 @@ def test_the_bundle_says_how_it_was_baked(unfrozen_build: Build) -> None:
 
 @pytest.mark.slow
 def test_a_second_build_tunes_nothing(unfrozen_build: Build, tmp_path: Path) -> None:
-    arguments = (*unfrozen_build.arguments, "--bake-passes", "2")
+    # It bakes anew where others look.
+    work = copied(unfrozen_build.work, tmp_path / "work")
+    arguments = (*arguments_of(LLAMA, "1,8", "unfrozen", work), "--bake-passes", "2")
     second = run_build(arguments, tmp_path / "b.tar.zst", tmp_path / "home")
     assert "tune: 0 lists to time, 2 known from earlier work" in second.log
     assert lines_of("(build|time)", second.log) == []
@@ -166,22 +168,17 @@ def test_sources_of_mere_candidates_are_left_out(
     assert candidates.isdisjoint(baked)
 
 
-def test_a_bmm_that_cpp_won_is_baked_and_passes_strict(
-    cpp_build: Build, tmp_path: Path
-) -> None:
-    assert "tune: 0 lists to time, 2 known from earlier work" in cpp_build.log
-    winners = Bundle.open(cpp_build.bundle).manifest.winners
+def test_a_bmm_that_cpp_won_is_baked(unfrozen_build: Build) -> None:
+    winners = Bundle.open(unfrozen_build.bundle).manifest.winners
     choices = [row for row in winners if row["candidates"] > 1]
     assert sorted(row["backend"] for row in choices) == [ATEN, CPP]
     assert {row["op"] for row in choices} == {"bmm"}
     # The template of the list that C++ won, and not that of the list that it lost.
-    sources = list((cpp_build.bundle / "inductor").rglob("*.cpp"))
+    sources = list((unfrozen_build.bundle / "inductor").rglob("*.cpp"))
     assert sum("micro_gemm" in path.read_text() for path in sources) == 1
-    records = read_records(cpp_build.bundle / "records.parquet")
+    records = read_records(unfrozen_build.bundle / "records.parquet")
     baked = [r.backend for r in records if r.baked and r.inductor_op == "bmm"]
     assert sorted(baked) == [ATEN, CPP]
-    row = strictly_verified(cpp_build.bundle, tmp_path / "home")
-    assert row["lookups"] == {"aot hit": 12, "fx hit": 12}
 
 
 @pytest.mark.slow

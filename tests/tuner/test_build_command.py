@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builds import LLAMA, Build
+from builds import LLAMA, Build, copied
 from click.testing import CliRunner, Result
 
 from flytune.caches import device_profile
@@ -168,7 +168,11 @@ def test_candidates_that_cannot_be_excluded(
     names = ["mm-none"]
     if excluded == "all":
         names = hashes(path)
-    arguments = list(compiled_build.arguments)
+    work = copied(compiled_build.work, tmp_path / "work")
+    arguments = [
+        str(work) if argument == str(compiled_build.work) else argument
+        for argument in compiled_build.arguments
+    ]
     arguments += ["--out", str(tmp_path / "b.tar.zst")]
     for name in names:
         arguments += ["--exclude", name]
@@ -181,7 +185,7 @@ def test_candidates_that_cannot_be_excluded(
     }[excluded]
     assert result.stderr.splitlines()[-1] == f"error: {error}"
     assert "build: " not in result.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [work]
 
 
 def hashes(lists: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import LLAMA, Build, flytune, repacked, run_build, unpacked
+from builds import LLAMA, Build, flytune, repacked, run_build, unpacked, verified
 
 from flytune.caches.bundle import Bundle
 
@@ -57,13 +57,6 @@ def served(bundle: Path, home: Path, mode: str = "no_grad") -> dict[str, Any]:
     return row
 
 
-def verified(bundle: Path, home: Path) -> dict[str, Any]:
-    done = flytune(home, "verify", bundle, "--strict", "--json")
-    row: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == (0 if row["ok"] else 1)
-    return row
-
-
 def test_one_graph_holds_the_model(build: Build) -> None:
     manifest = Bundle.open(build.bundle).manifest
     assert manifest.program["bake"] == "model"
@@ -81,8 +74,8 @@ def test_the_guards_that_entries_lack_are_named(build: Build) -> None:
     assert words in build.stdout
 
 
-def test_nothing_is_traced(build: Build, tmp_path: Path) -> None:
-    row = verified(build.bundle, tmp_path)
+def test_nothing_is_traced(build: Build) -> None:
+    row = verified(build.bundle, "--strict")
     assert row["ok"], row
     assert (row["work"], row["lookups"]) == ({}, {"dynamo hit": 2})
     assert "traced" not in row["aside"]
@@ -101,7 +94,7 @@ def test_without_an_entry_the_graph_still_hits(build: Build, tmp_path: Path) -> 
     folder = unpacked(build.bundle, tmp_path / "folder")
     shutil.rmtree(folder / "inductor" / "dynamo")
     changed = repacked(folder, tmp_path / "changed")
-    row = verified(changed, tmp_path / "home")
+    row = verified(changed, "--strict")
     assert not row["ok"]
     assert any("no precompiled entry: LlamaFor" in line for line in row["failures"])
     assert row["work"].keys() == {"traced"}

@@ -3,6 +3,7 @@ import fcntl
 import http.server
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -35,8 +36,15 @@ def processes() -> set[int]:
     return {p.pid for p in own if p.is_running() and p.status() != "zombie"}
 
 
-def temporaries() -> set[Path]:
-    return set(Path("/tmp").glob("flytune-ray-*"))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory for temporary files, of which nobody else has any here.
+
+    Its name is short: below it lie Ray's sockets.
+    """
+    with tempfile.TemporaryDirectory(prefix="ft", dir="/tmp") as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield Path(directory)
 
 
 def built(made: TuneTask) -> list[BuildResult]:
@@ -45,25 +53,23 @@ def built(made: TuneTask) -> list[BuildResult]:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_local_ray_leaves_nothing_behind(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
+    fails: bool, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An address in the environment is not one that the user gave.
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    before, directories = processes(), temporaries()
-    inside: set[Path] = set()
+    before = processes()
     expected = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
     with expected, Farm(None, {}, Deadlines()) as farm:
         made = task([library()])
         (runner,) = farm.runners(DEVICE, threads=2)
         (result,) = runner.run(made, built(made), QUICK)
         assert result.status is Status.OK
-        inside = temporaries() - directories
-        assert list(next(iter(inside)).glob("session_*/flytune-*/worker-*"))
+        (directory,) = temporary.glob("flytune-ray-*")
+        assert list(directory.glob("session_*/flytune-*/worker-*"))
         assert processes() > before
         if fails:
             raise ZeroDivisionError
-    assert len(inside) == 1
-    assert temporaries() == directories
+    assert list(temporary.glob("flytune-ray-*")) == []
     for _ in range(50):
         if processes() <= before:
             break
@@ -117,24 +123,26 @@ def test_a_cluster_outlives_a_driver_that_fails(small_nodes: str) -> None:
         assert [r.status for r in results] == [Status.OK]
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port at which nothing listens, and that nobody else gets."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 @pytest.mark.parametrize(
-    "address",
+    "wrong",
     [
-        f"127.0.0.1:{closed_port()}",
+        "127.0.0.1:closed",
         "nohost.invalid:6379",
         "127.0.0.1:99999",
         "nonsense",
         "",
     ],
 )
-def test_a_wrong_address_is_one_clear_error(address: str) -> None:
+def test_a_wrong_address_is_one_clear_error(wrong: str, closed_port: int) -> None:
+    address = wrong.replace("closed", str(closed_port))
     with pytest.raises(FlytuneError) as caught, Farm(address, {}, Deadlines()):
         pass
     assert str(caught.value).startswith(f"cannot reach Ray: {address}: ")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builds import SQUARE, Build, flytune, unpacked
+from builds import SQUARE, Build, copied, flytune, unpacked
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.columns import Status
@@ -48,11 +48,9 @@ def folders(bundle: Path) -> set[str]:
     return {name.split("/")[1] for name in files if name.startswith(f"{KERNELS}/")}
 
 
-def again(
-    build: Build, out: Path, *more: object, work: Path | None = None
-) -> tuple[int, str, str]:
+def again(build: Build, out: Path, *more: object, work: Path) -> tuple[int, str, str]:
     """The same command to another output; its exit code, stdout and log."""
-    arguments = [a if a != str(build.work) else str(work or a) for a in build.arguments]
+    arguments = [a if a != str(build.work) else str(work) for a in build.arguments]
     done = flytune(out.parent / "home", *arguments, "--out", out, *more)
     return done.returncode, done.stdout, done.stderr
 
@@ -204,7 +202,10 @@ def test_a_serving_environment_that_differs_ends_it_before_anything_is_compiled(
     captured.write_text(json.dumps(replace(H200, captured_with=same).to_json()))
     out = tmp_path / "out" / "b.tar.zst"
     out.parent.mkdir()
-    code, stdout, log = again(compiled_build, out, "--target-env", captured)
+    work = copied(compiled_build.work, tmp_path / "work")
+    code, stdout, log = again(
+        *(compiled_build, out, "--target-env", captured), work=work
+    )
     assert (code, stdout) == (1, "")
     assert error_of(log).startswith(
         "error: the serving environment differs: software.triton_key: "
