@@ -27,11 +27,12 @@ def probed(
     absent: DeviceProfile | None,
     model: str = "Llama-3.1-8B",
     search: str = "DEFAULT",
+    policy: ServingPolicy = POLICY,
 ) -> tuple[CandidateList, ...]:
     """List candidates on the device, or on a stand-in for an absent one."""
     found = find_model(model)
     program = ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json()
-    return _enumerated(folder, absent, POLICY, search, program=program).lists
+    return _enumerated(folder, absent, policy, search, program=program).lists
 
 
 def probed_shapes(

@@ -169,6 +169,31 @@ class Watch:
             self._of_list.append(said)
 
 
+def keep_defaults() -> None:
+    """List the default search's configurations in a wider one too, from now on.
+
+    Inductor's exhaustive ones of the grouped and microscaling kernels lack some. Where
+    serving misses it lists by default, and one that nobody has timed would make it
+    time the whole list.
+
+    Raises:
+        FlytuneError: this torch has no such interface.
+    """
+    config: Any = importlib.import_module("torch._inductor.config")
+
+    def widened(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def configs(*args: Any, **kwargs: Any) -> list[Any]:
+            wide = list(inner(*args, **kwargs))
+            with config.patch(max_autotune_gemm_search_space="DEFAULT"):
+                narrow = inner(*args, **kwargs)
+            return wide + [one for one in narrow if one not in wide]
+
+        return configs
+
+    for name in ("get_gemm_configs", "get_grouped_gemm_configs"):
+        wrap(_HEURISTICS, name, widened)
+
+
 def require_flydsl(arch: str) -> str:
     """Return the version of FlyDSL, if Inductor takes it and it knows the device.
 

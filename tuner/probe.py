@@ -40,7 +40,7 @@ from flytune.tuner.describe import (
     current_node,
     spec_of,
 )
-from flytune.tuner.eligibility import Watch
+from flytune.tuner.eligibility import Watch, keep_defaults
 from flytune.tuner.isolated import isolated_pieces
 
 
@@ -69,6 +69,7 @@ class Probe:
         if flydsl:
             self._watch = Watch(current_node)
             self._watch.arm()
+            keep_defaults()
         cache, attribute, select = private(SELECT, "AlgorithmSelectorCache.__call__")
 
         def call(
