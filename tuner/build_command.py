@@ -2,8 +2,10 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import click
 
@@ -18,6 +20,7 @@ from flytune.tuner.shapes_command import (
     tp_option,
 )
 
+T = TypeVar("T")
 KNOWN_OPS = ("gemm", "rmsnorm", "topk")
 KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 
@@ -65,7 +68,7 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
     "--runner",
     "recorded",
     metavar="recorded:FILE",
-    callback=lambda _context, _parameter, value: value and parse_runner(value),
+    callback=lambda _context, _parameter, value: _given(parse_runner, value),
     help="Take times from a file instead of a device: flytune's records, AITER's tuned "
     "table, TunableOp's results, or a table of TFLOP/s by backend. Nothing is baked.",
 )
@@ -86,7 +89,7 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 @click.option(
     "--backends",
     metavar="NAMES",
-    callback=lambda _context, _parameter, value: value and parse_backends(value),
+    callback=lambda _context, _parameter, value: _given(parse_backends, value),
     help="An accelerator's, as Inductor's max_autotune_gemm_backends names them.  "
     "[default: ATEN,TRITON, and FLYDSL for an AMD GPU]",
 )
@@ -228,6 +231,10 @@ def build_command(
     click.echo(built_text(built))
     if not built.ok:
         raise click.exceptions.Exit(1)
+
+
+def _given(parse: Callable[[str], T], value: str | None) -> T | None:
+    return None if value is None else parse(value)
 
 
 def parse_backends(text: str) -> tuple[str, ...]:

@@ -58,12 +58,12 @@ def refused(folder: Path, *arguments: object, code: int = 1) -> Result:
         ),
         (
             ("--compile-only",),
-            "nothing to compile for: --compile-only is for an accelerator",
+            "nothing to compile for: --compile-only and --runner are for accelerators",
             "name one with --target",
         ),
         (
             ("--compile-only", "--device", "cpu"),
-            "nothing to compile for: --compile-only is for an accelerator",
+            "nothing to compile for: --compile-only and --runner are for accelerators",
             "name one with --target",
         ),
         (
@@ -96,7 +96,10 @@ def test_what_cannot_end_well_is_refused_first(
         (("--search", "smartest"), "Invalid value for '--search'"),
         (("--device", "tpu"), "Invalid value for '--device'"),
         (("--backends", "CUTLASS"), "unknown backend: `CUTLASS`; known are ATEN, "),
-        (("--backends", ""), "unknown backend: ``; known are ATEN, TRITON"),
+        (("--backends", ""), "unknown backend: ``; known are ATEN, TRITON, FLYDSL"),
+        (("--ops", "topk"), "a build is of GEMMs: add `gemm`"),
+        (("--runner", "fast"), "unknown runner: `fast`; known is recorded:FILE"),
+        (("--runner", "recorded:/no/such"), "no such file: `/no/such`"),
         (("--backends", "ATEN,,TRITON"), "unknown backend: ``; known are ATEN, "),
         (("--target-env", "/no/such/place"), "Path '/no/such/place' does not exist"),
         (("--exclude",), "Option '--exclude' requires an argument"),
@@ -125,7 +128,7 @@ def test_a_profile_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "properties", "error"),
     [
-        ({"vendor": "amd"}, {}, "no builds for devices of this vendor: amd"),
+        ({"vendor": "amd"}, {}, "device profile is malformed: `hip`"),
         (
             {},
             {"name": "NVIDIA L4", "multi_processor_count": 58},

@@ -48,8 +48,12 @@ def outcomes(runner: RemoteRunner, made: TuneTask) -> dict[str, tuple[Status, st
     results = runner.run(made, builds, QUICK)
     assert [result.choice_hash for result in results] == names
     for result in results:
-        rounds = QUICK.rough_rounds if result.beaten else QUICK.rounds
-        assert len(result.samples_us) == (rounds if result.status is Status.OK else 0)
+        if result.status is not Status.OK:
+            assert result.samples_us == ()
+            continue
+        # Who is beaten leaves at one of the looks.
+        least = QUICK.rough_rounds if result.beaten else QUICK.rounds
+        assert least <= len(result.samples_us) <= QUICK.rounds
     return {r.choice_hash: (r.status, first_words(r.reason)) for r in results}
 
 
