@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.child import clean_environment, run_module
-from flytune.caches.device_profile import live_profile
+from flytune.caches.device_profile import DeviceProfile, live_profile
 from flytune.caches.policy import uses_flydsl
 from flytune.caches.recorded import RecordedTime, read_recorded
+from flytune.caches.stand_in import stand_in_environment
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.shapes.errors import FlytuneError
@@ -161,7 +162,7 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
             request: dict[str, Any] = {
                 "policy": plan.policy.to_json(),
                 "search": options.search.upper(),
-                "profile": absent,
+                "profile": None if absent is None else absent.to_json(),
             }
             if plan.program is not None:
                 request["program"] = plan.program.to_json()
@@ -170,20 +171,20 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
             # The C++ templates need the instruction set's name, not its trial builds.
             more = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
             if absent is not None:
-                more["CUDA_VISIBLE_DEVICES"] = ""
+                more |= stand_in_environment(absent)
             env = clean_environment(plan.policy, Path(directory), **more)
             run_module(PROBE, request, path, env, what="enumeration")
     found: Enumeration = pickle.loads(path.read_bytes())
     return found
 
 
-def _absent(plan: Plan) -> dict[str, Any] | None:
-    """Return the profile of an accelerator that this host lacks, as a file has it."""
+def _absent(plan: Plan) -> DeviceProfile | None:
+    """Return the profile of an accelerator that this host lacks."""
     if plan.profile is None:
         return None
     live = live_profile()
     here = live is not None and live.is_same(plan.profile)
-    return None if here else plan.profile.to_json()
+    return None if here else plan.profile
 
 
 def _report_coverage(coverage: Coverage, progress: Progress) -> None:

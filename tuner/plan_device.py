@@ -67,6 +67,11 @@ def _target(options: BuildOptions) -> DeviceProfile:
 
 
 def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
+    if profile.vendor not in ("nvidia", "amd"):
+        raise FlytuneError(
+            f"no builds for devices of this vendor: {profile.vendor}",
+            hint="build for the CPU with --device cpu",
+        )
     if profile.vendor == "amd":
         _check_amd(profile, options)
     elif "FLYDSL" in (options.backends or ()):

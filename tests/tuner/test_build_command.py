@@ -129,6 +129,7 @@ def test_a_profile_that_is_none(tmp_path: Path) -> None:
     ("changes", "properties", "error"),
     [
         ({"vendor": "amd"}, {}, "device profile is malformed: `hip`"),
+        ({"vendor": "intel"}, {}, "no builds for devices of this vendor: intel"),
         (
             {},
             {"name": "NVIDIA L4", "multi_processor_count": 58},
