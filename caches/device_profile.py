@@ -121,7 +121,7 @@ class DeviceProfile:
         texts = isinstance(software, Mapping) and all(map(_is_text, software.values()))
         yield "captured_with", texts
         yield "origin", self.origin in get_args(Origin)
-        yield "hip", self.vendor != "amd" or (texts and "hip" in software)
+        yield "captured_with.hip", self.vendor != "amd" or (texts and "hip" in software)
         properties = self.properties
         yield "properties", isinstance(properties, Mapping)
         yield "name", _is_text(properties.get("name"))
