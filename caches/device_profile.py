@@ -1,7 +1,9 @@
 """What a kernel's source and key hold of an accelerator, as data.
 
 Captured on a real device, a profile lets a host without one list and compile the very
-candidates that the device will be asked for (`stand_in`).
+candidates that the device will be asked for (`stand_in`). One that was written by hand
+lets it list and compile as well; whether the device asks for these very kernels is
+known once it has been asked.
 
 `python -m flytune.caches.device_profile RESULT` writes the profile of device 0.
 """
@@ -16,13 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from flytune.caches.child import plain_environment, run_module
 from flytune.caches.host import Part, installed
 from flytune.shapes.errors import FlytuneError
 
 MODULE = "flytune.caches.device_profile"
+Origin = Literal["device", "written"]
 _SIMPLE = (bool, int, float, str)
 # Of a driver that a process of this host could open.
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -53,7 +56,9 @@ class DeviceProfile:
     """Shared memory that one block may opt in to."""
     captured_with: Mapping[str, str]
     """The software at the capture: `python_abi`, versions and keys of torch and
-    Triton."""
+    Triton; for AMD the versions `hip` and `rocm`, which a written profile has too."""
+    origin: Origin = "device"
+    """Whether it was captured on a device or written by hand."""
 
     @property
     def product(self) -> str:
@@ -96,10 +101,10 @@ class DeviceProfile:
         Raises:
             FlytuneError: it is not the form of a profile.
         """
-        names = sorted(field.name for field in fields(cls))
-        if not isinstance(row, Mapping) or sorted(row) != names:
-            needed = ", ".join(names)
-            raise FlytuneError(f"device profile is malformed: it holds {needed}")
+        needed = {field.name for field in fields(cls)} - {"origin"}
+        if not isinstance(row, Mapping) or set(row) - {"origin"} != needed:
+            names = ", ".join(sorted(needed))
+            raise FlytuneError(f"device profile is malformed: it holds {names}")
         profile = cls(**row)
         for name, sound in profile._parts():
             if not sound:
@@ -115,6 +120,8 @@ class DeviceProfile:
         software = self.captured_with
         texts = isinstance(software, Mapping) and all(map(_is_text, software.values()))
         yield "captured_with", texts
+        yield "origin", self.origin in get_args(Origin)
+        yield "hip", self.vendor != "amd" or (texts and "hip" in software)
         properties = self.properties
         yield "properties", isinstance(properties, Mapping)
         yield "name", _is_text(properties.get("name"))
@@ -212,8 +219,18 @@ def capture() -> DeviceProfile:
             "torch_key": inductor.torch_key(),
             "triton": installed("triton"),
             "triton_key": inductor.triton_key(),
+            **_hip_versions(),
         },
     )
+
+
+def _hip_versions() -> dict[str, str]:
+    """Return what torch was built with for AMD; nothing for NVIDIA."""
+    import torch
+
+    # torch 2.11 does not tell ROCm's.
+    versions = {name: getattr(torch.version, name, None) for name in ("hip", "rocm")}
+    return {name: str(value) for name, value in versions.items() if value is not None}
 
 
 def _max_shared(properties: Mapping[str, Any]) -> int:

@@ -191,3 +191,34 @@ def _static_sizes(entries: int) -> dict[str, Any]:
         "recompile_limit": max(DYNAMO_RECOMPILE_LIMIT, entries),
         "accumulated_recompile_limit": max(DYNAMO_ACCUMULATED_LIMIT, 2 * entries),
     }
+
+
+def rocm_policy(
+    *,
+    tokens: tuple[int, ...],
+    threads: int,
+    attention: str,
+    arch: str,
+    backends: tuple[str, ...] = ("ATEN", "TRITON", "FLYDSL"),
+) -> ServingPolicy:
+    """Return the policy of `cuda_policy` for an AMD GPU, FlyDSL's lists at full length.
+
+    Args:
+        arch: Of the GPU, such as "gfx950". FlyDSL takes another one where nothing says
+            which, and lists less.
+        backends: Of `max_autotune_gemm_backends`, upper case.
+    """
+    policy = cuda_policy(
+        tokens=tokens, threads=threads, attention=attention, backends=backends
+    )
+    if "FLYDSL" not in backends:
+        return policy
+    inductor = {**policy.inductor, "flydsl_enable_autotuning": True}
+    return replace(
+        policy, inductor=inductor, env={**policy.env, "FLYDSL_GPU_ARCH": arch}
+    )
+
+
+def uses_flydsl(policy: ServingPolicy) -> bool:
+    """Whether Inductor may choose kernels of FlyDSL's under a policy."""
+    return "FLYDSL" in policy.inductor["max_autotune_gemm_backends"].split(",")

@@ -6,6 +6,8 @@ would ask the driver is replaced here, nowhere else.
 """
 
 import importlib
+import os
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,23 +18,64 @@ from flytune.caches.device_profile import DeviceProfile
 from flytune.shapes.errors import FlytuneError
 
 _INTERFACE = "torch._dynamo.device_interface"
+_VENDORS = ("nvidia", "amd")
+# Where FlyDSL looks for the architecture; without it, it takes an older one.
+_FLYDSL_ARCH = "FLYDSL_GPU_ARCH"
 _standing: DeviceProfile | None = None
+
+
+def stand_in_environment(profile: DeviceProfile) -> dict[str, str]:
+    """Return the variables that a process must have for the device to stand in."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    return hidden | ({_FLYDSL_ARCH: profile.arch} if profile.vendor == "amd" else {})
+
+
+def take_build(profile: DeviceProfile) -> None:
+    """Say that this torch is a build for the profile's vendor, before Inductor asks.
+
+    Inductor does so when it is imported: heuristics, settings and the name of its
+    timings file follow from it. `stand_in` does this too; apart it is for a process
+    that sets Inductor's configuration in between.
+
+    Raises:
+        FlytuneError: Inductor is imported already, or FlyDSL would take another
+            architecture.
+    """
+    if profile.vendor != "amd":
+        return
+    if os.environ.get(_FLYDSL_ARCH) != profile.arch:
+        raise FlytuneError(
+            f"{_FLYDSL_ARCH} must be {profile.arch} for {profile.product} to stand in"
+        )
+    torch = importlib.import_module("torch")
+    if torch.version.hip is not None:  # a build for AMD, or taken for one already
+        return
+    if any(name.startswith("torch._inductor") for name in sys.modules):
+        raise FlytuneError(
+            f"{profile.product} cannot stand in: Inductor is imported already and "
+            f"took this torch for a build for another vendor"
+        )
+    torch.version.hip = profile.captured_with["hip"]
+    torch.version.rocm = profile.captured_with.get("rocm")
+    # With CUDA's version the timings file would be named after that.
+    torch.version.cuda = None
 
 
 def stand_in(profile: DeviceProfile) -> None:
     """Let this process take the profile's device for device 0, for good.
 
     Raises:
-        FlytuneError: this torch or Triton lacks an interface that must be replaced, or
-            another device stands in already.
+        FlytuneError: this torch or Triton lacks an interface that must be replaced,
+            another device stands in already, or as `take_build` raises it.
     """
     global _standing
     if profile == _standing:
         return
     if _standing is not None:
         raise FlytuneError(f"another device stands in already: {_standing.product}")
-    if profile.vendor != "nvidia":
+    if profile.vendor not in _VENDORS:
         raise FlytuneError(f"no stand-in for devices of this vendor: {profile.vendor}")
+    take_build(profile)
     _standing = profile
     _replace_torch(profile)
     _replace_interface(profile)
@@ -58,9 +101,9 @@ def set_triton_target(profile: DeviceProfile) -> None:
     """
     target = private("triton.backends.compiler", "GPUTarget")[2]
     driver = private("triton.runtime", "driver")[2]
-    major, minor = profile.capability
     warp = int(profile.properties["warp_size"])
-    gpu_target = target("cuda", 10 * major + minor, warp)
+    backend = "hip" if profile.vendor == "amd" else "cuda"
+    gpu_target = target(backend, _compute_capability(profile), warp)
     limits = {
         "max_shared_mem": profile.max_shared_bytes,
         "multiprocessor_count": int(profile.properties["multi_processor_count"]),
@@ -86,6 +129,12 @@ def set_triton_target(profile: DeviceProfile) -> None:
         "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu"
     )
     setattr(owner, name, lambda: None)
+
+
+def _compute_capability(profile: DeviceProfile) -> int | str:
+    """Return what Inductor and Triton call so: a number, or AMD's architecture."""
+    major, minor = profile.capability
+    return profile.arch if profile.vendor == "amd" else 10 * major + minor
 
 
 def _replace_torch(profile: DeviceProfile) -> None:
@@ -129,12 +178,11 @@ def _replace_torch(profile: DeviceProfile) -> None:
 def _replace_interface(profile: DeviceProfile) -> None:
     interface = private(_INTERFACE, "CudaInterface")[2]
     properties = types.SimpleNamespace(**profile.properties)
-    major, minor = profile.capability
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_compute_capability": lambda _=None: 10 * major + minor,
+        "get_compute_capability": lambda _=None: _compute_capability(profile),
         "get_device_properties": lambda _=None: properties,
         "is_triton_capable": lambda _=None: True,
         "raise_if_triton_unavailable": lambda _=None: None,

@@ -5,6 +5,12 @@ from typing import Any, Literal
 
 Op = Literal["mm", "addmm", "bmm", "scaled_mm", "grouped_mm"]
 Engine = Literal["transformers", "vllm"]
+FP4 = "float4_e2m1fn_x2"
+"""torch's type of two 4-bit values in a byte; its tensors count bytes, K does not."""
+MX = {"mxfp8": "float8_e4m3fn", "mxfp4": FP4}
+"""The types of both operands in the OCP microscaling formats that are known."""
+MX_BLOCK = 32
+"""Elements of K that share one scale in those formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,7 @@ class GemmShape:
     n: int
     """Columns of B: a linear's output features on this rank."""
     k: int
-    """The reduced size: a linear's input features on this rank."""
+    """The reduced size: a linear's input features on this rank, however packed."""
     batch: int = 1
     """Independent products of one bmm."""
     groups: int = 0

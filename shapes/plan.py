@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 
-from flytune.shapes.derive import Attention, derive_shapes
+from flytune.shapes.derive import Attention, Quant, derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.model_config import ModelConfig
@@ -21,21 +21,28 @@ def plan_shapes(
     engine: Engine,
     tokens: tuple[int, ...],
     attention: Attention = "sdpa",
+    quant: Quant | None = None,
     trace: bool = True,
 ) -> tuple[GemmShape, ...]:
     """Derive one rank's GEMMs and check the model under them.
 
     The trace is of the whole model in transformers, so it checks the arithmetic
     before any split or fusion, at the least and the most tokens: every size is linear
-    in the count. `tokens` is not empty. `trace=False` trusts arithmetic, for where
-    transformers is not installed.
+    in the count. Quantising changes no size, and the trace is of the model as it is.
+    `tokens` is not empty. `trace=False` trusts arithmetic, for where transformers is
+    not installed.
 
     Raises:
         ShapeMismatchError: arithmetic and trace differ; the message names the layer.
         FlytuneError: as `derive_shapes` and `trace_gemms` raise it.
     """
     shapes = derive_shapes(
-        model, tp=tp, engine=engine, tokens=tokens, attention=attention
+        model,
+        tp=tp,
+        engine=engine,
+        tokens=tokens,
+        attention=attention,
+        quant=quant,
     )
     if trace:
         for count in sorted({min(tokens), max(tokens)}):

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import DeviceProfile
-from flytune.caches.policy import cuda_policy
+from flytune.caches.policy import ServingPolicy, cuda_policy
 from flytune.caches.program import ProgramSpec
+from flytune.caches.stand_in import stand_in_environment
+from flytune.shapes.gemm import GemmShape
 from flytune.shapes.registry import find_model
 from flytune.tuner.builder import build
 from flytune.tuner.candidate import BuildResult, Candidate, CandidateList, Enumeration
@@ -25,21 +27,45 @@ def probed(
     absent: DeviceProfile | None,
     model: str = "Llama-3.1-8B",
     search: str = "DEFAULT",
+    policy: ServingPolicy = POLICY,
 ) -> tuple[CandidateList, ...]:
     """List candidates on the device, or on a stand-in for an absent one."""
     found = find_model(model)
+    program = ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json()
+    return _enumerated(folder, absent, policy, search, program=program).lists
+
+
+def probed_shapes(
+    folder: Path,
+    absent: DeviceProfile,
+    shapes: Iterable[GemmShape],
+    policy: ServingPolicy,
+    search: str = "DEFAULT",
+) -> Enumeration:
+    """List candidates of GEMMs by themselves on a stand-in for an absent device."""
+    rows = [shape.to_row() for shape in shapes]
+    return _enumerated(folder, absent, policy, search, shapes=rows)
+
+
+def _enumerated(
+    folder: Path,
+    absent: DeviceProfile | None,
+    policy: ServingPolicy,
+    search: str,
+    **asked: object,
+) -> Enumeration:
     request = {
-        "program": ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json(),
-        "policy": POLICY.to_json(),
+        **asked,
+        "policy": policy.to_json(),
         "search": search,
         "profile": None if absent is None else absent.to_json(),
     }
-    hidden = {} if absent is None else {"CUDA_VISIBLE_DEVICES": ""}
-    env = clean_environment(POLICY, folder / "cache", **hidden)
+    hidden = {} if absent is None else stand_in_environment(absent)
+    env = clean_environment(policy, folder / "cache", **hidden)
     result = folder / "lists.pickle"
     run_module("flytune.tuner.probe", request, result, env, what="the probe")
     enumeration: Enumeration = pickle.loads(result.read_bytes())
-    return enumeration.lists
+    return enumeration
 
 
 def built_blind(

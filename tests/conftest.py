@@ -22,7 +22,11 @@ from builds import (
     stop_build,
 )
 from by_file import ByFile
+from flydsl_candidates import PROFILE, Rendered, builder, of_case
 from shared import shared
+
+from flytune.tuner.builder import build
+from flytune.tuner.candidate import BuildResult
 
 TESTS = Path(__file__).parent
 # What takes long begins first, so that workers end together; and a file that needs what
@@ -30,6 +34,7 @@ TESTS = Path(__file__).parent
 FIRST = (
     "caches/test_verify_failures.py",
     "tuner/test_build_whole.py",
+    "tuner/test_compile_gfx950.py",
     "tuner/test_workers.py",
     "tuner/test_cluster.py",
     "tuner/test_builder.py",
@@ -122,3 +127,28 @@ def frozen_build(
 @pytest.fixture(scope="session")
 def frozen_bundle(frozen_build: Build) -> Path:
     return frozen_build.bundle
+
+
+@pytest.fixture(scope="session")
+def flydsl_kernels() -> tuple[Rendered, ...]:
+    """One candidate of each kind of FlyDSL kernel, and the first for another size."""
+    cases = (
+        *("mm_bf16_16x1024x4096", "mm_bf16_256x8192x8192"),
+        *("mm_bf16_nn_256x8192x8192", "grouped_bf16_512x2048x4096x16"),
+        *("mxfp8_64x2048x4096", "mxfp4_64x2048x4096", "mxfp8_bias_64x2048x4096"),
+    )
+    return tuple(of_case(case)[0] for case in cases)
+
+
+@pytest.fixture(scope="session")
+def flydsl_builds(
+    flydsl_kernels: tuple[Rendered, ...], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, BuildResult]:
+    """What a process of its own compiles of them, by choice hash."""
+    folder = tmp_path_factory.mktemp("flydsl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "lists"))
+        candidates = [one.candidate() for one in flydsl_kernels]
+    with builder(folder / "builder") as process:
+        results = process.map(build, candidates, [PROFILE] * len(candidates))
+        return {result.choice_hash: result for result in results}

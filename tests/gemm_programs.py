@@ -22,8 +22,9 @@ from flytune.caches.compat import require_torch
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.policy import cuda_policy
 from flytune.caches.program import Piece
-from flytune.caches.stand_in import fake_tensors, stand_in
+from flytune.caches.stand_in import fake_tensors, stand_in, stand_in_environment
 from flytune.tuner.candidate import CandidateList
+from flytune.tuner.isolated import as_module
 from flytune.tuner.probe import Probe
 
 POLICY = cuda_policy(tokens=(64,), threads=2, attention="sdpa")
@@ -31,17 +32,6 @@ FP8 = torch.float8_e4m3fn
 N, K, GROUPS = 512, 1024, 8
 Program = tuple[Callable[..., torch.Tensor], tuple[tuple[tuple[int, ...], Any], ...]]
 """What is compiled, and the sizes and types of its inputs; 0 stands for the tokens."""
-
-
-class Compiled(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.function(*inputs)
 
 
 def scaled(
@@ -115,7 +105,7 @@ def probed_programs(
     profile = None if absent is None else absent.to_json()
     row = {"profile": profile, "programs": names or tuple(programs()), "triton": config}
     request.write_text(json.dumps(row))
-    hidden = {} if absent is None else {"CUDA_VISIBLE_DEVICES": ""}
+    hidden = {} if absent is None else stand_in_environment(absent)
     env = clean_environment(POLICY, folder / "cache", **hidden)
     command = [sys.executable, os.path.abspath(__file__), str(request), str(result)]
     subprocess.run(command, env=env, check=True, timeout=300)
@@ -133,7 +123,7 @@ def _piece(name: str) -> Piece:
             for sizes, dtype in shapes
         ), {}
 
-    return Piece(name, Compiled(function), inputs)
+    return Piece(name, as_module(function), inputs)
 
 
 def main() -> None:

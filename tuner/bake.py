@@ -192,6 +192,7 @@ def _run(
     plan: Plan, cache_dir: Path, number: int, search: str, **how: bool
 ) -> dict[str, Any]:
     """Run the program once; `how` is as for `session.run`."""
+    assert plan.program is not None, "nothing else is baked"
     result_path = plan.work / f"bake-{number}.json"
     request = {
         "program": plan.program.to_json(),

@@ -8,6 +8,8 @@ from typing import Any
 
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import live_profile
+from flytune.caches.policy import uses_flydsl
+from flytune.caches.recorded import RecordedTime, read_recorded
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.shapes.errors import FlytuneError
@@ -26,7 +28,8 @@ from flytune.tuner.publish import (
     publish,
     publish_compiled,
 )
-from flytune.tuner.search import compile_all, search
+from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
+from flytune.tuner.search import compile_all, decide_recorded, search
 from flytune.tuner.tasks import Coverage, join
 
 PROBE = "flytune.tuner.probe"
@@ -58,14 +61,34 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         made = Made(plan, options, found, coverage)
         if older is not None and (taken := older.take_kernels(plan.work / "built")):
             progress.say(f"build: {taken} candidates compiled by an earlier build")
+        if options.recorded is not None:
+            times = _recorded_times(options.recorded, progress)
+            decisions, builds = decide_recorded(
+                plan, coverage.tasks, options, times, progress
+            )
+            return publish_compiled(made, builds, _tools(plan), decisions)
         if options.compile_only:
             builds = compile_all(plan, coverage.tasks, options, progress)
-            return publish_compiled(made, builds)
+            return publish_compiled(made, builds, _tools(plan))
         records = () if older is None else older.records()
         decisions = search(plan, coverage.tasks, options, journal, records, progress)
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _recorded_times(path: Path, progress: Progress) -> tuple[RecordedTime, ...]:
+    table = read_recorded(path)
+    if table.passed_over:
+        progress.say(f"tune: passed over {table.passed_over} rows without a time")
+    return table.times
+
+
+def _tools(plan: Plan) -> dict[str, str]:
+    """Return what this host links FlyDSL's kernels with, for the manifest."""
+    if not uses_flydsl(plan.policy):
+        return {}
+    return tools_of(rocm_for_flydsl(plan.work))
 
 
 def _check_keys(
@@ -120,15 +143,19 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
     """Return the lists that the program offers; kept for a build that goes on."""
     path = plan.work / _LISTS
     if not path.exists():
-        progress.say("enumerate: lowering the program to list its candidates")
+        what = "the program" if plan.program is not None else "each shape by itself"
+        progress.say(f"enumerate: lowering {what} to list its candidates")
         with tempfile.TemporaryDirectory(prefix="flytune-enumerate-") as directory:
             absent = _absent(plan)
-            request = {
-                "program": plan.program.to_json(),
+            request: dict[str, Any] = {
                 "policy": plan.policy.to_json(),
                 "search": options.search.upper(),
                 "profile": absent,
             }
+            if plan.program is not None:
+                request["program"] = plan.program.to_json()
+            else:
+                request["shapes"] = [shape.to_row() for shape in plan.shapes]
             # The C++ templates need the instruction set's name, not its trial builds.
             more = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
             if absent is not None:
@@ -156,3 +183,6 @@ def _report_coverage(coverage: Coverage, progress: Progress) -> None:
         progress.say(f"enumerate: no list: {shape} at {shape.module}")
     for offered in coverage.unplanned:
         progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
+    for reason, some in coverage.declined.items():
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        progress.say(f"enumerate: no FlyDSL for {some[0]}{more}: {reason}")

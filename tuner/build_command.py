@@ -8,15 +8,25 @@ from types import FrameType
 import click
 
 from flytune.caches.program import Bake
-from flytune.shapes.derive import Attention
-from flytune.tuner.shapes_command import model_option, tokens_option
+from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.gemm import Engine
+from flytune.tuner.shapes_command import (
+    engine_option,
+    model_option,
+    quant_option,
+    tokens_option,
+    tp_option,
+)
 
-KNOWN_BACKENDS = ("ATEN", "TRITON")
+KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 
 
 @click.command("build")
 @model_option
 @tokens_option
+@tp_option
+@engine_option
+@quant_option
 @click.option(
     "--policy",
     type=click.Choice(["unfrozen", "frozen"]),
@@ -51,6 +61,14 @@ KNOWN_BACKENDS = ("ATEN", "TRITON")
     "the device is takes them with --from and compiles none.",
 )
 @click.option(
+    "--runner",
+    "recorded",
+    metavar="recorded:FILE",
+    callback=lambda _context, _parameter, value: value and parse_runner(value),
+    help="Take times from a file instead of a device: flytune's records, AITER's tuned "
+    "table, TunableOp's results, or a table of TFLOP/s by backend. Nothing is baked.",
+)
+@click.option(
     "--target-env",
     type=click.Path(exists=True, path_type=Path),
     metavar="VENV|FILE",
@@ -66,11 +84,10 @@ KNOWN_BACKENDS = ("ATEN", "TRITON")
 )
 @click.option(
     "--backends",
-    default="ATEN,TRITON",
-    show_default=True,
     metavar="NAMES",
-    callback=lambda _context, _parameter, value: parse_backends(value),
-    help="An accelerator's, as Inductor's max_autotune_gemm_backends names them.",
+    callback=lambda _context, _parameter, value: value and parse_backends(value),
+    help="An accelerator's, as Inductor's max_autotune_gemm_backends names them.  "
+    "[default: ATEN,TRITON, and FLYDSL for an AMD GPU]",
 )
 @click.option(
     "--exclude",
@@ -130,14 +147,18 @@ KNOWN_BACKENDS = ("ATEN", "TRITON")
 def build_command(
     model: str,
     tokens: tuple[int, ...],
+    tp: int,
+    engine: Engine,
+    quant: Quant | None,
     policy: str,
     attention: Attention | None,
     device: str,
     target: str | None,
     compile_only: bool,
+    recorded: Path | None,
     target_env: Path | None,
     search: str,
-    backends: tuple[str, ...],
+    backends: tuple[str, ...] | None,
     exclude: tuple[str, ...],
     threads: int | None,
     ray_address: str | None,
@@ -163,11 +184,15 @@ def build_command(
     options = BuildOptions(
         model=model,
         tokens=tokens,
+        tp=tp,
+        engine=engine,
+        quant=quant,
         attention=attention,
         policy=policy,
         device=device,
         target=target,
         compile_only=compile_only,
+        recorded=recorded,
         target_env=target_env,
         search=search,
         backends=backends,
@@ -205,6 +230,20 @@ def parse_backends(text: str) -> tuple[str, ...]:
         known = ", ".join(KNOWN_BACKENDS)
         raise click.BadParameter(f"unknown backend: `{unknown[0]}`; known are {known}")
     return names
+
+
+def parse_runner(text: str) -> Path:
+    """Return the file of `recorded:FILE`.
+
+    Raises:
+        click.BadParameter: it is of another form, or there is no such file.
+    """
+    kind, colon, name = text.partition(":")
+    if kind != "recorded" or not colon:
+        raise click.BadParameter(f"unknown runner: `{text}`; known is recorded:FILE")
+    if not Path(name).is_file():
+        raise click.BadParameter(f"no such file: `{name}`")
+    return Path(name)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

@@ -1,8 +1,10 @@
 """Compile one candidate, in a process that never sees the device."""
 
+import json
 import os
 import pickle
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,16 @@ from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.inductor import CODECACHE
 from flytune.caches.records import Status
 from flytune.caches.stand_in import set_triton_target
-from flytune.tuner.candidate import ATEN, TRITON, BuildResult, Candidate, failure
+from flytune.caches.triton_cache import is_group
+from flytune.tuner.candidate import (
+    ATEN,
+    FLYDSL,
+    TRITON,
+    BuildResult,
+    Candidate,
+    failure,
+)
+from flytune.tuner.flydsl_builder import compile_flydsl, require_lds
 from flytune.tuner.reference import UnsupportedError
 from flytune.tuner.subgraph import DECOMPOSE_K, compile_kernels
 
@@ -30,29 +41,61 @@ def build(candidate: Candidate, profile: DeviceProfile | None = None) -> BuildRe
     """
     if candidate.backend == ATEN:
         return BuildResult(candidate.choice_hash, Status.OK)
-    root = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    before = _files(root)
     start = time.perf_counter()
     try:
-        if candidate.backend == TRITON and profile is not None:
-            _compile_triton(candidate, profile)
-        elif candidate.backend == DECOMPOSE_K and candidate.source and profile:
-            set_triton_target(profile)
-            compile_kernels(candidate.source)
-        else:
-            _precompile(candidate)
+        files = _compiled(candidate, profile)
     except UnsupportedError as error:
         return BuildResult(candidate.choice_hash, Status.UNSUPPORTED, str(error))
     except Exception as error:  # a compiler may fail in any way: it becomes a row
         status, reason = failure(error, Status.COMPILE_ERROR)
         return BuildResult(candidate.choice_hash, status, reason)
-    made = sorted(_files(root) - before)
     return BuildResult(
         candidate.choice_hash,
         Status.OK,
         compile_s=time.perf_counter() - start,
-        files={name: (root / name).read_bytes() for name in made},
+        files=files,
     )
+
+
+def _compiled(
+    candidate: Candidate, profile: DeviceProfile | None
+) -> Mapping[str, bytes]:
+    """Compile a candidate and return its files by their paths in the directory.
+
+    Raises:
+        UnsupportedError: there is nothing to compile.
+        Exception: whatever the compiler raises.
+    """
+    if candidate.backend == FLYDSL and profile is not None:
+        return compile_flydsl(candidate, profile)
+    root = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    before = _files(root)
+    if candidate.backend == TRITON and profile is not None:
+        _compile_triton(candidate, profile)
+    elif candidate.backend == DECOMPOSE_K and candidate.source and profile:
+        set_triton_target(profile)
+        compile_kernels(candidate.source)
+    else:
+        _precompile(candidate)
+    made = sorted(_files(root) - before)
+    files = {name: (root / name).read_bytes() for name in made}
+    if profile is not None and profile.vendor == "amd":
+        _refuse_over_lds(files, profile)
+    return files
+
+
+def _refuse_over_lds(files: Mapping[str, bytes], profile: DeviceProfile) -> None:
+    """Refuse a Triton kernel that takes more LDS than a workgroup may have.
+
+    Triton itself looks only when it loads one.
+
+    Raises:
+        OutOfResources: one of the kernels does.
+    """
+    for name, text in files.items():
+        path = Path(name)
+        if path.suffix == ".json" and not is_group(path):
+            require_lds(int(json.loads(text).get("shared", 0)), profile)
 
 
 def _precompile(candidate: Candidate) -> None:

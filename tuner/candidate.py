@@ -9,6 +9,7 @@ from flytune.shapes.gemm import GemmShape
 
 ATEN = "aten"
 CPP = "cpp"
+FLYDSL = "flydsl"
 TRITON = "triton"
 
 
@@ -52,7 +53,10 @@ class Candidate:
     source."""
     packing: Packing | None = None
     source: str = ""
-    """For Triton the module that holds the kernel; the request names its path."""
+    """For Triton the module that holds the kernel; the request names its path. For
+    FlyDSL the rendered template."""
+    build_key: str = ""
+    """For FlyDSL: candidates of one key are one build, whatever their lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class CandidateList:
     tokens: int
     module: str = ""
     """Module that calls it, where the graph still says so."""
+    declined: str = ""
+    """Why there is no FlyDSL candidate, where the policy asks for it."""
 
     @property
     def key(self) -> tuple[str, str, str, tuple[str, ...]]:
@@ -136,6 +142,8 @@ class RunResult:
     clock_mhz: float | None = None
     """Of the device, while it was timed."""
     device_uuid: str | None = None
+    source: str = "timed"
+    """Where the samples come from."""
 
 
 _NO_MEMORY = ("allocate memory", "out of memory")

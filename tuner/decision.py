@@ -13,7 +13,8 @@ from flytune.tuner.candidate import ATEN, BuildResult, Candidate, RunResult, Tun
 from flytune.tuner.select import choose, fixed_order, spread
 
 ONLY_CANDIDATE = "only candidate"
-_KERNEL_ENDINGS = (".so", ".cubin", ".hsaco")
+_KERNEL_ENDINGS = (".so", ".cubin", ".hsaco", ".pkl")
+"""The last is FlyDSL's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def _record(
         device_uuid=result.device_uuid,
         method=result.method or None,
         clock_mhz=result.clock_mhz,
-        source="timed" if result.samples_us else None,
+        source=result.source if result.samples_us else None,
         kernel_digest=_files_digest(build.files),
         pruned_by="race" if result.beaten else None,
         winner=winner is not None and candidate.choice_hash == winner.choice_hash,

@@ -26,6 +26,7 @@ def doctor_command(profile: Path | None) -> None:
     from flytune.caches.device_profile import live_profile
     from flytune.caches.target import Target
     from flytune.shapes.errors import FlytuneError
+    from flytune.tuner.support import support_lines
 
     live = live_profile()
     if profile is not None:
@@ -42,6 +43,7 @@ def doctor_command(profile: Path | None) -> None:
         if value is not None:
             text = " ".join(value) if isinstance(value, tuple) else value
             click.echo(f"{name:<15} {text}")
+    click.echo("\n" + "\n".join(support_lines()))
     wrong = problems()
     for line in wrong:
         click.echo(f"wrong: {line}", err=True)

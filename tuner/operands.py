@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flytune.caches.program import WEIGHT_STD, fill_random
+from flytune.shapes.gemm import FP4
 from flytune.tuner.accuracy import FP8, NoToleranceError, tolerance
 from flytune.tuner.candidate import CandidateList, TensorSpec
 from flytune.tuner.reference import UnsupportedError as UnsupportedError
@@ -85,6 +86,7 @@ class Problem:
     """All groups' rows together."""
     n: int
     k: int
+    """However its elements are packed."""
 
 
 def problem(offered: CandidateList) -> Problem:
@@ -96,6 +98,8 @@ def problem(offered: CandidateList) -> Problem:
     places = _places(offered)
     *lead, m, k = offered.inputs[places.a].sizes
     n = offered.output.sizes[-1]
+    if offered.inputs[places.a].dtype == FP4:
+        k *= 2
     if offered.op == "grouped_mm":
         of_each = _spec(offered, places.offsets) or offered.inputs[places.b]
         groups = of_each.sizes[0]

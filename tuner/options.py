@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.program import Bake
-from flytune.shapes.derive import Attention
+from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.gemm import Engine
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.workers import Deadlines
 
@@ -31,6 +32,12 @@ class BuildOptions:
     """An older bundle whose times are taken where they are for the same list."""
     bake_passes: int
     """Fresh processes that a bake may take until one compiles nothing."""
+    tp: int = 1
+    """Tensor-parallel ranks, of which one is built for."""
+    engine: Engine = "transformers"
+    """Whose program runs the model."""
+    quant: Quant | None = None
+    """How the decoder's linears are stored; None as the model says."""
     bake: Bake = "layers"
     """What one graph of the baked program holds."""
     precompiled: bool = False
@@ -41,15 +48,22 @@ class BuildOptions:
     """A shipped profile's name or a profile's file; None is the device at hand."""
     compile_only: bool = False
     """Whether to stop when the candidates are compiled, and pack their kernels."""
+    recorded: Path | None = None
+    """A file of times that others recorded, which stand for the device's."""
     target_env: Path | None = None
     """The environment that will serve: this one must be the same."""
     search: str = "default"
     """"default" or "exhaustive"."""
-    backends: tuple[str, ...] = ("ATEN", "TRITON")
-    """Of an accelerator, as Inductor names them."""
+    backends: tuple[str, ...] | None = None
+    """Of an accelerator, as Inductor names them; None: all that the vendor has."""
     exclude: frozenset[str] = frozenset()
     """Hashes of candidates that may not be tried."""
     fresh: bool = False
     """Whether what an earlier build of the same thing left is thrown away."""
     timing: TimingPlan = TimingPlan()  # noqa: RUF009 - frozen
     deadlines: Deadlines = Deadlines()  # noqa: RUF009 - frozen
+
+    @property
+    def runs_nothing(self) -> bool:
+        """Whether no candidate is launched, so that no device is needed."""
+        return self.compile_only or self.recorded is not None

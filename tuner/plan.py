@@ -15,7 +15,12 @@ from flytune.caches.device_profile import (
     find_profile,
     live_profile,
 )
-from flytune.caches.policy import ServingPolicy, cpu_policy, cuda_policy
+from flytune.caches.policy import (
+    ServingPolicy,
+    cpu_policy,
+    cuda_policy,
+    rocm_policy,
+)
 from flytune.caches.program import ProgramSpec
 from flytune.caches.target import Target
 from flytune.shapes.derive import Attention
@@ -24,6 +29,7 @@ from flytune.shapes.gemm import GemmShape
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.registry import find_model
+from flytune.tuner.eligibility import require_flydsl
 from flytune.tuner.options import BuildOptions
 
 GIB = 2**30
@@ -33,6 +39,7 @@ _PROCESS_BYTES = 2.5 * GIB
 _TIMED_COPIES = 4
 # `is_big_gpu` in torch/_inductor/utils.py: a smaller one gets no templates.
 _LEAST_UNITS = 68
+_AMD_ARCHS = ("gfx950",)
 _VERSIONED = ("transformers", "flytune")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -43,7 +50,8 @@ class Plan:
 
     model: ModelConfig
     shapes: tuple[GemmShape, ...]
-    program: ProgramSpec
+    program: ProgramSpec | None
+    """What is baked; None where isolated shapes stand for it, and nothing is."""
     policy: ServingPolicy
     target: Target
     profile: DeviceProfile | None
@@ -69,15 +77,22 @@ def make_plan(options: BuildOptions) -> Plan:
     model = find_model(options.model)
     shapes = plan_shapes(
         model,
-        tp=1,
-        engine="transformers",
+        tp=options.tp,
+        engine=options.engine,
         tokens=options.tokens,
         attention=attention,
+        quant=options.quant,
     )
     policy = _policy(options, model, attention, profile)
-    program = ProgramSpec(
-        json.loads(model.raw), attention, model.dtype, bake=options.bake
-    )
+    program = None
+    if not (reason := _isolated(options, profile)):
+        program = ProgramSpec(
+            json.loads(model.raw), attention, model.dtype, bake=options.bake
+        )
+    elif not options.runs_nothing:
+        raise FlytuneError(
+            f"no program to bake: {reason}", hint="compile for it with --compile-only"
+        )
     target = Target.here(
         threads=options.threads,
         hardware=None if profile is None else profile.hardware(),
@@ -88,7 +103,9 @@ def make_plan(options: BuildOptions) -> Plan:
     needed = needed_bytes(shapes, policy, program)
     _check_memory(shapes, needed, profile)
     identity = {
-        "program": program.to_json(),
+        "program": [shape.to_row() for shape in shapes]
+        if program is None
+        else program.to_json(),
         "policy": policy.to_json(),
         "target": target.to_json(),
         "search": options.search,
@@ -116,9 +133,9 @@ def _profile(options: BuildOptions) -> DeviceProfile | None:
                 "no accelerator here, or torch cannot use it",
                 hint="name one with --target and --compile-only, or --device cpu",
             )
-    if profile is None and options.compile_only:
+    if profile is None and options.runs_nothing:
         raise FlytuneError(
-            "nothing to compile for: --compile-only is for an accelerator",
+            "nothing to compile for: --compile-only and --runner are for accelerators",
             hint="name one with --target",
         )
     if profile is not None:
@@ -138,7 +155,7 @@ def _target(options: BuildOptions) -> DeviceProfile:
             f"--device cpu and --target contradict each other: {options.target}"
         )
     profile = find_profile(options.target)
-    if not options.compile_only:
+    if not options.runs_nothing:
         live = live_profile()
         if live is None or not live.is_same(profile):
             found = "no accelerator" if live is None else live.product
@@ -151,11 +168,10 @@ def _target(options: BuildOptions) -> DeviceProfile:
 
 
 def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
-    if profile.vendor != "nvidia":
-        raise FlytuneError(
-            f"no builds for devices of this vendor: {profile.vendor}",
-            hint="build for the CPU with --device cpu",
-        )
+    if profile.vendor == "amd":
+        _check_amd(profile, options)
+    elif "FLYDSL" in (options.backends or ()):
+        raise FlytuneError(f"FlyDSL is for AMD GPUs, and this is {profile.product}")
     if _units(profile) < _LEAST_UNITS:
         raise FlytuneError(
             f"Inductor does not tune on so small a device: {profile.product} has "
@@ -168,6 +184,34 @@ def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
         )
 
 
+def _check_amd(profile: DeviceProfile, options: BuildOptions) -> None:
+    if not options.runs_nothing:
+        raise FlytuneError(
+            f"no timing on AMD GPUs yet: {profile.product}",
+            hint="compile for it with --compile-only",
+        )
+    if profile.arch not in _AMD_ARCHS:
+        raise FlytuneError(
+            f"no builds for this architecture: {profile.arch}",
+            hint=f"known are {', '.join(_AMD_ARCHS)}",
+        )
+    if "FLYDSL" in (options.backends or ("FLYDSL",)):
+        require_flydsl(profile.arch)
+
+
+def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
+    """Return why no program stands for the model's GEMMs; nothing where one does."""
+    if options.tp > 1:
+        return f"one of {options.tp} ranks"
+    if options.engine != "transformers":
+        return f"{options.engine}'s own"
+    if options.quant not in (None, "bf16"):
+        return f"the linears of {options.quant}"
+    if profile is not None and profile.vendor == "amd":
+        return f"one for {profile.product}"
+    return ""
+
+
 def _units(profile: DeviceProfile) -> int:
     return int(profile.properties["multi_processor_count"])
 
@@ -178,26 +222,28 @@ def _policy(
     attention: Attention,
     profile: DeviceProfile | None,
 ) -> ServingPolicy:
-    if profile is not None:
-        policy = cuda_policy(
-            tokens=options.tokens,
-            threads=options.threads,
-            attention=attention,
-            backends=options.backends,
-        )
+    common: dict[str, Any] = {
+        "tokens": options.tokens,
+        "threads": options.threads,
+        "attention": attention,
+    }
+    if profile is not None and options.backends is not None:
+        common["backends"] = options.backends
+    if profile is not None and profile.vendor == "amd":
+        policy = rocm_policy(arch=profile.arch, **common)
+    elif profile is not None:
+        policy = cuda_policy(**common)
     else:
         policy = cpu_policy(
             options.policy,
-            tokens=options.tokens,
-            threads=options.threads,
-            attention=attention,
+            **common,
             layers=model.num_hidden_layers if options.bake == "layers" else 1,
         )
     return policy.with_precompiled() if options.precompiled else policy
 
 
 def needed_bytes(
-    shapes: tuple[GemmShape, ...], policy: ServingPolicy, program: ProgramSpec
+    shapes: tuple[GemmShape, ...], policy: ServingPolicy, program: ProgramSpec | None
 ) -> int:
     """Return the memory of the largest stage: a bake, or timing the largest GEMM.
 
@@ -205,6 +251,8 @@ def needed_bytes(
     size and one more while it packs. All layers of a whole model lie in the memory of
     one, but are packed each by itself.
     """
+    if program is None:  # fake tensors take none
+        return int(_PROCESS_BYTES)
     weights: dict[str, int] = {}
     for shape in shapes:
         if shape.op != "bmm":

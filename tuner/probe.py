@@ -9,12 +9,11 @@ stored under a probe would be served to others (a probe is in no key).
 import functools
 import importlib.util
 import json
-import logging
 import pickle
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,18 @@ from flytune.caches.inductor import (
 from flytune.caches.ledger_hooks import SELECT
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import Piece, ProgramSpec, build_program
-from flytune.caches.stand_in import fake_tensors, stand_in
-from flytune.tuner.candidate import (
-    ATEN,
-    CPP,
-    TRITON,
-    Candidate,
-    CandidateList,
-    Enumeration,
-    Packing,
-    TensorSpec,
+from flytune.caches.stand_in import fake_tensors, stand_in, take_build
+from flytune.shapes.gemm import GemmShape
+from flytune.tuner.candidate import ATEN, FLYDSL, CandidateList, Enumeration
+from flytune.tuner.describe import (
+    backend_of,
+    candidate_of,
+    current_module,
+    current_node,
+    spec_of,
 )
-from flytune.tuner.subgraph import DECOMPOSE_K, is_decompose_k, is_subgraph, source_of
-
-logger = logging.getLogger(__name__)
+from flytune.tuner.eligibility import Watch, keep_defaults
+from flytune.tuner.isolated import isolated_pieces
 
 
 class Lowered(Exception):
@@ -58,13 +55,21 @@ class Probe:
         self.lists: list[CandidateList] = []
         self.piece, self.tokens = "", 0
         self._describing = False
+        self._watch: Watch | None = None
 
-    def arm(self) -> None:
+    def arm(self, *, flydsl: bool = False) -> None:
         """Watch selection, keep one candidate of each list, stop after lowering.
+
+        Args:
+            flydsl: Whether a list without FlyDSL's candidates says why.
 
         Raises:
             FlytuneError: this torch lacks an interface that the probe needs.
         """
+        if flydsl:
+            self._watch = Watch(current_node)
+            self._watch.arm()
+            keep_defaults()
         cache, attribute, select = private(SELECT, "AlgorithmSelectorCache.__call__")
 
         def call(
@@ -83,7 +88,7 @@ class Probe:
                 self._describing = True
                 self.lists.append(self._describe(name, choices, input_nodes, layout))
                 self._describing = False
-            library = [c for c in choices if _backend(c) == ATEN]
+            library = [c for c in choices if backend_of(c) == ATEN]
             kept = (library or choices)[:1]
             return select(selector, name, kept, input_nodes, layout, *args, **kwargs)
 
@@ -112,16 +117,23 @@ class Probe:
         self, op: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any
     ) -> CandidateList:
         inputs_key = private(SELECT, "create_inputs_key")[2](input_nodes)
+        inputs = tuple(spec_of(node.get_layout()) for node in input_nodes)
+        declined = ""
+        if self._watch and not any(backend_of(c) == FLYDSL for c in choices):
+            # Before a candidate that is a graph is lowered, which asks too.
+            declined = self._watch.reason()
+        candidates = tuple(candidate_of(choice, inputs) for choice in choices)
         return CandidateList(
             op=op,
             inputs_key=benchmark_key(inputs_key, layout.device.type),
             precision=precision_key(),
-            inputs=tuple(_spec(node.get_layout()) for node in input_nodes),
-            output=_spec(layout),
-            candidates=tuple(_candidate(choice) for choice in choices),
+            inputs=inputs,
+            output=spec_of(layout),
+            candidates=candidates,
             piece=self.piece,
             tokens=self.tokens,
-            module=_current_module(),
+            module=current_module(),
+            declined=declined,
         )
 
 
@@ -141,115 +153,48 @@ def _until_lowered(call: Callable[[], Any]) -> None:
             raise
 
 
-def _backend(choice: Any) -> str:
-    """Return the backend's name, as in `max_autotune_gemm_backends` but lower case."""
-    extern = private(SELECT, "ExternKernelCaller")[2]
-    if isinstance(choice, extern):
-        return ATEN
-    if is_decompose_k(choice):
-        return DECOMPOSE_K
-    info = choice.info_dict()
-    return str(info.get("backend", type(choice).__name__)).lower()
+def _offers_flydsl(policy: ServingPolicy) -> bool:
+    backends = str(policy.inductor.get("max_autotune_gemm_backends", ""))
+    return FLYDSL in backends.lower().split(",")
 
 
-def _candidate(choice: Any) -> Candidate:
-    backend = _backend(choice)
-    source, packing = "", None
-    # A choice is numbered in the order of the process: "triton_mm_7".
-    numbered = re.sub(r"_\d+$", "", choice.name)
-    if backend == ATEN:
-        template = str(choice.name)
-        config = {name: repr(value) for name, value in choice.kwargs.items()}
-    elif is_subgraph(choice):
-        template, config = numbered, {"description": str(choice.description)}
-    else:
-        template = str(getattr(choice, "category", "") or numbered)
-        config = {k: repr(v) for k, v in choice.info_dict().items() if k != "backend"}
-    if backend == CPP:
-        packing = _packing(choice)
-    elif backend == TRITON:
-        source = Path(choice.bmreq.module_path).read_text()
-    elif backend == DECOMPOSE_K:
-        source = _lowered(choice)
-    if packing is not None:
-        config["register_blocking"] = repr(packing.register_blocking)
-        config["blocked"] = repr(packing.blocked)
-    return Candidate(
-        backend=backend,
-        template=template,
-        config=json.dumps(config, sort_keys=True),
-        choice_hash=choice.hash_key(),
-        # A graph's request, where it has one, is of a module of this process.
-        request=pickle.dumps(
-            None if is_subgraph(choice) else getattr(choice, "bmreq", None)
-        ),
-        packing=packing,
-        source=source,
-    )
-
-
-def _lowered(choice: Any) -> str:
-    """Return a graph's module, or nothing: the candidate is then not built."""
-    try:
-        return source_of(choice)
-    except Exception:  # lowering may fail in any way: the others are listed
-        logger.warning("not lowered: %s", choice.name, exc_info=True)
-        return ""
-
-
-def _packing(choice: Any) -> Packing:
-    """Read from a C++ caller what its template does to the second operand."""
-    template = choice.template
-    row, column, depth = (int(size) for size in template.register_blocking)
-    return Packing(
-        template=type(template).__name__,
-        micro_gemm=str(choice.category),
-        blocked=bool(template.should_block_weights),
-        register_blocking=(row, column, depth),
-    )
-
-
-def _spec(layout: Any) -> TensorSpec:
-    return TensorSpec(
-        sizes=tuple(int(size) for size in layout.size),
-        strides=tuple(int(stride) for stride in layout.stride),
-        dtype=str(layout.dtype).removeprefix("torch."),
-        offset=int(layout.offset),
-    )
-
-
-def _current_module() -> str:
-    """Return the path, within the piece, of the module that is being lowered.
-
-    Empty where a fusion has made the node: it belongs to no module any more.
-    """
-    graph = private("torch._inductor.virtualized", "V")[2].graph
-    node = getattr(graph, "current_node", None)
-    stack = (node.meta if node is not None else {}).get("nn_module_stack") or {}
-    paths = [str(path) for path, _ in stack.values()]
-    # Dynamo spells the root "L['self']" or "L['fn']".
-    return paths[-1].partition("]")[2].lstrip(".") if paths else ""
+def _lower(request: Mapping[str, Any], policy: ServingPolicy) -> Probe:
+    """Lower the request's program, or its shapes one by one."""
+    probe = Probe()
+    probe.arm(flydsl=_offers_flydsl(policy))
+    if "program" in request:
+        spec = ProgramSpec.from_json(request["program"])
+        probe.run(build_program(spec, seed=0, device=policy.device), policy, seed=0)
+        return probe
+    shapes = (GemmShape(**row) for row in request["shapes"])
+    for shape, piece in isolated_pieces(shapes, policy.device):
+        probe.run((piece,), replace(policy, tokens=(shape.m,)), seed=0)
+    return probe
 
 
 def main() -> None:
-    """Run the request named on the command line and write its lists, pickled."""
+    """Run the request named on the command line and write its lists, pickled.
+
+    It holds `policy`, `search`, `profile` (of a device that is not here, or null), and
+    either `program` or `shapes`, which are rows of `GemmShape`.
+    """
     die_with_parent()
     request_path, result_path = map(Path, sys.argv[1:3])
     require_torch()
     request = json.loads(request_path.read_text())
     policy = ServingPolicy.from_json(request["policy"])
+    absent = request.get("profile")
+    profile = None if absent is None else DeviceProfile.from_json(absent)
+    if profile is not None:
+        take_build(profile)  # Inductor's configuration is already made from it
     policy.apply()
     widen_search(request["search"])
-    absent = request.get("profile")
-    if absent is not None:
-        stand_in(DeviceProfile.from_json(absent))
-    probe = Probe()
-    probe.arm()
+    if profile is not None:
+        stand_in(profile)
     import torch
 
-    spec = ProgramSpec.from_json(request["program"])
-    with torch.no_grad(), nullcontext() if absent is None else fake_tensors():
-        probe.run(build_program(spec, seed=0, device=policy.device), policy, seed=0)
+    with torch.no_grad(), nullcontext() if profile is None else fake_tensors():
+        probe = _lower(request, policy)
     part = result_path.with_suffix(".part")
     found = Enumeration(
         tuple(probe.lists),

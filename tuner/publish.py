@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.flydsl_kernel import FlyDSLKernel
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
@@ -18,9 +19,11 @@ from flytune.caches.placing import CACHES
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.caches.verify import Verdict, verify_directory
+from flytune.caches.verify_kernels import ASKED_NAME, looked_up, write_asked
 from flytune.tuner.bake import Bake
-from flytune.tuner.candidate import BuildResult, Enumeration
+from flytune.tuner.candidate import FLYDSL, BuildResult, Enumeration
 from flytune.tuner.decision import Decision, untimed_records
+from flytune.tuner.flydsl_builder import kernel_of
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
@@ -43,14 +46,15 @@ class Built:
     out: Path
     manifest: Manifest
     verdict: Verdict | None
-    """None where candidates were compiled and nothing was baked."""
+    """None where there is nothing that could be found without the device."""
 
     @property
     def ok(self) -> bool:
         """Whether it is of use: a bundle that hits, or kernels that were compiled."""
-        if self.verdict is not None:
-            return self.verdict.ok(strict=False)
-        return bool(self.manifest.coverage["compiled"])
+        hits = self.verdict is None or self.verdict.ok(strict=False)
+        if self.manifest.compiled_only:
+            return hits and bool(self.manifest.coverage["compiled"])
+        return hits
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,32 +84,87 @@ def publish(
     return Built(out, manifest, verdict)
 
 
-def publish_compiled(made: Made, builds: Mapping[str, BuildResult]) -> Built:
+def publish_compiled(
+    made: Made,
+    builds: Mapping[str, BuildResult],
+    tools: Mapping[str, str],
+    decisions: tuple[Decision, ...] = (),
+) -> Built:
     """Pack the kernels of every candidate, for a build where the device is.
 
-    Nothing was timed or run, and the manifest says so.
+    Nothing was timed or run here, and the manifest says so.
+
+    Args:
+        decisions: By times that others recorded, if there are any.
+        tools: What linked them beside the compilers themselves, with digests.
     """
     work, out = made.plan.work, made.plan.out
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
         staging = Path(directory) / "bundle"
         staging.mkdir()
-        kernels = BuiltKernels(staging / KERNELS)
-        for build in builds.values():
-            if build.files:
-                kernels.keep(build)
-        records = [
-            record
-            for task in made.coverage.tasks
-            for record in untimed_records(task, builds)
-        ]
+        _stage_compiled(staging, made.coverage, builds)
+        records = [record for decision in decisions for record in decision.records]
+        if not decisions:
+            for task in made.coverage.tasks:
+                records += untimed_records(task, builds)
         write_records(records, staging / RECORDS_NAME)
-        manifest = _manifest(made, (), None)
-        counts = Counter(str(record.status) for record in records)
-        compiled = sum(1 for build in builds.values() if build.files)
-        more = {"candidates": dict(counts), "compiled": compiled}
-        coverage = {**manifest.coverage, **more}
-        pack(staging, replace(manifest, coverage=coverage), out)
-    return Built(out, replace(manifest, coverage=coverage), None)
+        manifest = replace(_manifest(made, decisions, None), timed_on=None)
+        verdict = None
+        if (staging / ASKED_NAME).exists():
+            trial = Path(directory) / "trial"
+            shutil.copytree(staging, trial)
+            verdict = looked_up(trial, str(made.plan.target.hardware["arch"]))
+        manifest = replace(
+            manifest,
+            coverage={**manifest.coverage, **_compiled_row(records, builds)},
+            bake={**_NOT_BAKED, "tools": dict(tools)},
+            verify=None if verdict is None else verdict.to_json(),
+        )
+        pack(staging, manifest, out)
+    return Built(out, manifest, verdict)
+
+
+def _compiled_row(
+    records: Sequence[TuningRecord], builds: Mapping[str, BuildResult]
+) -> dict[str, Any]:
+    """Return how many candidates became what: in all, and by backend, op and type."""
+    kinds: dict[str, Counter[str]] = {}
+    for record in records:
+        kind = f"{record.backend} {record.op} {record.scaling or record.a_dtype}"
+        kinds.setdefault(kind, Counter())[str(record.status)] += 1
+    return {
+        "candidates": dict(Counter(str(record.status) for record in records)),
+        "by_kind": {kind: dict(kinds[kind]) for kind in sorted(kinds)},
+        "compiled": sum(1 for build in builds.values() if build.files),
+        "sources": dict(Counter(record.source for record in records if record.source)),
+    }
+
+
+def _stage_compiled(
+    staging: Path, coverage: Coverage, builds: Mapping[str, BuildResult]
+) -> None:
+    """Put each kernel where a later build, and FlyDSL itself, look for it."""
+    kernels = BuiltKernels(staging / KERNELS)
+    asked: dict[str, FlyDSLKernel] = {}
+    for task in coverage.tasks:
+        for candidate in task.offered.candidates:
+            build = builds.get(candidate.choice_hash)
+            key = candidate.build_key or candidate.choice_hash
+            if build is None or not build.files or key in asked:
+                continue
+            kernels.keep(build, candidate.build_key)
+            if candidate.backend == FLYDSL:
+                asked[key] = kernel_of(candidate)
+                _write_files(build.files, staging / CACHES)
+    if asked:
+        write_asked(asked.values(), staging / ASKED_NAME)
+
+
+def _write_files(files: Mapping[str, bytes], root: Path) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def _stage(
@@ -148,7 +207,7 @@ def _manifest(
             "architecture": plan.model.architecture,
             "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
         },
-        program=plan.program.to_json(),
+        program={"kind": "none"} if plan.program is None else plan.program.to_json(),
         policy=plan.policy.to_json(),
         inductor_config={} if baked is None else baked.inductor_config,
         target=target.to_json(),
@@ -166,6 +225,7 @@ _NOT_BAKED: Mapping[str, Any] = {"passes": [], "settled": False, "remaining": {}
 def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any]:
     coverage = made.coverage
     return {
+        "enumerated": "isolated" if made.plan.program is None else "program",
         "planned": len(made.plan.shapes),
         "lists": len(coverage.tasks),
         "tuned": sum(d.was_choice and d.was_timed for d in decisions),
@@ -177,6 +237,7 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
         "without_choice": sum(not d.was_choice for d in decisions),
         "missing": [f"{shape} at {shape.module}" for shape in coverage.missing],
         "unplanned": [f"{o.op} {o.inputs_key}" for o in coverage.unplanned],
+        "declined": {why: list(some) for why, some in coverage.declined.items()},
     }
 
 

@@ -83,20 +83,26 @@ BUILT_NAME = "built.json"
 
 
 class BuiltKernels:
-    """Built candidates on disk, so that a build that goes on compiles none twice."""
+    """Built candidates on disk, so that a build that goes on compiles none twice.
+
+    What candidates of one build key share is there once.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def keep(self, result: BuildResult) -> None:
+    def keep(self, result: BuildResult, build_key: str = "") -> None:
         """Store what was built; a failure is not stored, and tried again.
+
+        Args:
+            build_key: The candidate's, if it has one.
 
         Raises:
             FlytuneError: the disk is full or gone.
         """
         if result.status is not Status.OK:
             return
-        folder = self._folder(result.choice_hash)
+        folder = self._folder(build_key or result.choice_hash)
         try:
             for name, content in result.files.items():
                 path = folder / "files" / name
@@ -113,9 +119,18 @@ class BuiltKernels:
                 f"cannot keep what was built: {folder}: {error.strerror}"
             ) from error
 
-    def find(self, choice_hash: str) -> BuildResult | None:
-        """Return what was built for a candidate, if all of it is there and whole."""
-        folder = self._folder(choice_hash)
+    def find(self, choice_hash: str, build_key: str = "") -> BuildResult | None:
+        """Return what was built for a candidate, if all of it is there and whole.
+
+        Args:
+            build_key: The candidate's, if it has one: what another of that key has
+                left is the candidate's too.
+        """
+        names = (build_key, choice_hash) if build_key else (choice_hash,)
+        found = (self._read(choice_hash, self._folder(name)) for name in names)
+        return next((result for result in found if result is not None), None)
+
+    def _read(self, choice_hash: str, folder: Path) -> BuildResult | None:
         try:
             row = json.loads((folder / BUILT_NAME).read_text())
             seconds, digests = float(row["seconds"]), dict(row["files"])

@@ -8,8 +8,10 @@ import os
 import platform
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from flytune.caches.columns import Status
+from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
 from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide, lone
@@ -17,9 +19,10 @@ from flytune.tuner.journal import Journal
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.overlap import Timed, timed_while_building
 from flytune.tuner.plan import Plan, free_bytes
-from flytune.tuner.progress import Progress
+from flytune.tuner.progress import Progress, Stage
 from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import BuiltKernels, Recall
+from flytune.tuner.recorded_runner import RecordedRunner, only, untimed
 from flytune.tuner.runner import Device
 from flytune.tuner.workers import Farm
 
@@ -105,6 +108,38 @@ def compile_all(
         return _Work(farm, plan, options, progress, quarantine).built(tasks)
 
 
+def decide_recorded(
+    plan: Plan,
+    tasks: Sequence[TuneTask],
+    options: BuildOptions,
+    times: Iterable[RecordedTime],
+    progress: Progress,
+) -> tuple[tuple[Decision, ...], Mapping[str, BuildResult]]:
+    """Decide by recorded times; build what has one, and nothing else.
+
+    Returns:
+        The decisions, in the order of the tasks, and what was built.
+
+    Raises:
+        FlytuneError: a list has no candidate that was built, or Ray cannot be had.
+    """
+    runner = RecordedRunner(times)
+    timed = [runner.timed(task) for task in tasks]
+    wanted = [only(task, names) for task, names in zip(tasks, timed, strict=True)]
+    progress.say(
+        f"tune: {sum(map(bool, timed))} of {len(tasks)} lists have recorded times"
+    )
+    built = compile_all(plan, wanted, options, progress)
+    decisions = []
+    for task in tasks:
+        builds = [
+            built.get(c.choice_hash, untimed(c.choice_hash))
+            for c in task.offered.candidates
+        ]
+        decisions.append(decide(task, builds, runner.run(task, builds)))
+    return tuple(decisions), built
+
+
 class _Work:
     """Builds and times lists with the workers of one farm."""
 
@@ -137,31 +172,24 @@ class _Work:
                 stage.advance(str(task.shape))
 
     def built(self, tasks: Sequence[TuneTask]) -> Mapping[str, BuildResult]:
-        """Build each distinct candidate once, but what is stored."""
-        built, candidates = self._stored(tasks)
-        with self._progress.stage("build", len(candidates)) as stage:
-            for result in self._building(candidates):
+        """Build each distinct kernel once, but what is stored."""
+        built, groups = self._stored(tasks)
+        with self._progress.stage("build", len(groups)) as stage:
+            for result in self._building(groups, stage):
                 if result is not None:
                     built[result.choice_hash] = result
-                    stage.advance(result.reason)
         return built
 
     def overlapped(self, tasks: Sequence[TuneTask], device: Device) -> Iterator[Timed]:
         """Time on every accelerator of the cluster what is built by then."""
-        built, candidates = self._stored(tasks)
+        built, groups = self._stored(tasks)
         runs = [
             functools.partial(runner.run, plan=self._options.timing)
             for runner in self._farm.runners(device, threads=1)
         ]
-        with self._progress.stage("tune", len(candidates) + len(tasks)) as stage:
-
-            def building() -> Iterator[BuildResult | None]:
-                for result in self._building(candidates):
-                    if result is not None:
-                        stage.advance(result.reason)
-                    yield result
-
-            for timed in timed_while_building(tasks, built, building(), runs):
+        with self._progress.stage("tune", len(groups) + len(tasks)) as stage:
+            building = self._building(groups, stage)
+            for timed in timed_while_building(tasks, built, building, runs):
                 if any(result.disturbed for result in timed.results):
                     now = self._farm.throttle()
                     self._progress.say(f"time: disturbed; {now} builds at once now")
@@ -169,29 +197,40 @@ class _Work:
                 stage.advance(str(timed.task.shape))
 
     def _building(
-        self, candidates: Sequence[Candidate]
+        self, groups: Sequence[Sequence[Candidate]], stage: Stage
     ) -> Iterator[BuildResult | None]:
-        for result in self._farm.build_all(candidates):
-            if result is not None:
-                self._store.keep(result)
+        """Compile one candidate of each group, and give all of it what came of it."""
+        group_of = {group[0].choice_hash: group for group in groups}
+        for result in self._farm.build_all([group[0] for group in groups]):
+            if result is None:
+                yield None
+                continue
+            stage.advance(result.reason)
+            first, *others = group_of[result.choice_hash]
+            self._store.keep(result, first.build_key)
             yield result
+            for other in others:
+                yield replace(result, choice_hash=other.choice_hash)
 
     def _stored(
         self, tasks: Sequence[TuneTask]
-    ) -> tuple[dict[str, BuildResult], list[Candidate]]:
-        """Return what needs no building, and what does: each candidate once."""
+    ) -> tuple[dict[str, BuildResult], list[list[Candidate]]]:
+        """Return what needs no building, and what does: groups of one kernel each."""
         candidates = {c.choice_hash: c for t in tasks for c in t.offered.candidates}
         built: dict[str, BuildResult] = {}
         for task in tasks:
             built |= self._quarantine.refusals(task)
-        for name, candidate in candidates.items():
+        groups: dict[str, list[Candidate]] = {}
+        for name, one in candidates.items():
             if name in built:
                 continue
-            if candidate.backend == ATEN:
+            if one.backend == ATEN:
                 built[name] = BuildResult(name, Status.OK)
-            elif (stored := self._store.find(name)) is not None:
+            elif (stored := self._store.find(name, one.build_key)) is not None:
                 built[name] = stored
-        return built, [c for name, c in candidates.items() if name not in built]
+            else:
+                groups.setdefault(one.build_key or name, []).append(one)
+        return built, list(groups.values())
 
 
 def device_of(plan: Plan) -> Device:

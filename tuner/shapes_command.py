@@ -1,10 +1,11 @@
 """`flytune shapes`: the GEMMs that a model runs, a line each."""
 
 import json
+from typing import get_args
 
 import click
 
-from flytune.shapes.derive import Attention
+from flytune.shapes.derive import Attention, Quant
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.registry import find_model
@@ -38,24 +39,31 @@ tokens_option = click.option(
     show_default=True,
     help="Static token counts of a forward pass, each an `m`.",
 )
-
-
-@click.command("shapes")
-@model_option
-@click.option(
+tp_option = click.option(
     "--tp",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     help="Tensor-parallel ranks; the sizes are one rank's.",
 )
-@click.option(
+engine_option = click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm"]),
     default="transformers",
     show_default=True,
     help="Whose program runs the model.",
 )
+quant_option = click.option(
+    "--quant",
+    type=click.Choice(get_args(Quant)),
+    help="Type of the layers' linears; the head stays.  [default: the model's own]",
+)
+
+
+@click.command("shapes")
+@model_option
+@tp_option
+@engine_option
 @tokens_option
 @click.option(
     "--attention",
@@ -64,6 +72,7 @@ tokens_option = click.option(
     show_default=True,
     help="eager adds the two bmm of each layer; sdpa is one fused kernel, no GEMM.",
 )
+@quant_option
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 def shapes_command(
     model: str,
@@ -71,6 +80,7 @@ def shapes_command(
     engine: Engine,
     tokens: tuple[int, ...],
     attention: Attention,
+    quant: Quant | None,
     as_json: bool,
 ) -> None:
     """List the GEMMs that a model runs on one rank.
@@ -82,7 +92,7 @@ def shapes_command(
         raise click.UsageError("--attention eager needs --engine transformers")
     config = find_model(model)
     shapes = plan_shapes(
-        config, tp=tp, engine=engine, tokens=tokens, attention=attention
+        config, tp=tp, engine=engine, tokens=tokens, attention=attention, quant=quant
     )
     if as_json:
         for shape in shapes:
@@ -112,7 +122,7 @@ def _cells(shape: GemmShape) -> tuple[str, ...]:
     return (
         shape.op,
         *map(str, sizes),
-        shape.out_dtype,
+        shape.scaling or shape.out_dtype,
         str(shape.count),
         shape.module,
         shape.rule,

@@ -35,19 +35,43 @@ def built_text(built: "Built") -> str:
 
 def _result_lines(built: "Built") -> list[str]:
     manifest = built.manifest
-    if built.verdict is None:
-        counts = manifest.coverage["candidates"]
-        words = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return [
-            f"compiled for {manifest.coverage['lists']} lists: {words}; none was timed",
-            "        where the device is: flytune build --from BUNDLE",
-        ]
+    if manifest.compiled_only:
+        return _compiled_lines(built)
+    assert built.verdict is not None, "what is baked is verified"
     return [
         *_winner_lines(manifest.winners),
         "",
         *_coverage_lines(manifest),
         *verdict_lines(built.verdict),
     ]
+
+
+def _compiled_lines(built: "Built") -> list[str]:
+    row = built.manifest.coverage
+    lines = []
+    if row["sources"]:
+        times = sum(row["sources"].values())
+        lines += [*_winner_lines(built.manifest.winners), ""]
+        lines.append(
+            f"tuned   {row['tuned']} of {row['lists']} lists, by {times} times that "
+            "others recorded; none was timed here"
+        )
+    lines.append(
+        f"compiled for {row['lists']} lists: {_counted(row['candidates'])}; none was "
+        "timed"
+    )
+    lines += [
+        f"        {kind}: {_counted(some)}" for kind, some in row["by_kind"].items()
+    ]
+    if built.verdict is not None:
+        hits = built.verdict.lookups.get("flydsl hit", 0)
+        lines.append(f"verify  {hits} kernels of FlyDSL's found, compiling nothing")
+        lines += [f"        {line}" for line in built.verdict.failures]
+    return [*lines, "        where the device is: flytune build --from BUNDLE"]
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
 def _winner_lines(winners: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 
 from flytune.caches.program import model_path
-from flytune.shapes.gemm import GemmShape, Op
+from flytune.shapes.gemm import MX, GemmShape, Op
 from flytune.tuner.candidate import CandidateList, TuneTask
-from flytune.tuner.operands import LINEARS, POSITIONS, problem
+from flytune.tuner.isolated import piece_name
+from flytune.tuner.operands import LINEARS, POSITIONS, Places, problem
 
 # By Inductor's name; a linear is a mm whatever is fused to it.
 _KINDS: dict[str, Op] = {
@@ -26,6 +27,16 @@ class Coverage:
     """Planned, but in no list: fused away, or computed by something else."""
     unplanned: tuple[CandidateList, ...]
     """Offered, but in no plan."""
+
+    @property
+    def declined(self) -> dict[str, tuple[str, ...]]:
+        """Why lists hold no candidate of FlyDSL's: a reason and whom it befell."""
+        found: dict[str, tuple[str, ...]] = {}
+        for task in self.tasks:
+            if reason := task.offered.declined:
+                name = f"{task.shape} at {task.modules[0]}"
+                found[reason] = (*found.get(reason, ()), name)
+        return found
 
 
 def join(shapes: Iterable[GemmShape], lists: Iterable[CandidateList]) -> Coverage:
@@ -58,7 +69,7 @@ def planned_for(
     """Return the planned GEMMs that a list may be.
 
     The module that the list names decides; a fusion's list names none, and then every
-    GEMM of the same sizes is meant.
+    GEMM of the same sizes is meant. A list of an isolated shape is of that problem.
     """
     if offered.op not in POSITIONS:
         return ()
@@ -68,15 +79,38 @@ def planned_for(
         for s in shapes
         if (s.batch, s.groups, s.m, s.n, s.k) == astuple(sizes)
         and _kind(s.op) == _kind(offered.op)
+        and (s.op != "scaled_mm" or _scheme(s) == _listed_scheme(offered))
     )
+    isolated = tuple(s for s in same if piece_name(s) == offered.piece)
     named = model_path(offered.piece, offered.module)
     exact = tuple(s for s in same if s.module == named)
-    return exact or same
+    return isolated or exact or same
 
 
 def _kind(op: str) -> Op:
     """Return the plan's name of an op, without what is added to a linear's product."""
     return _KINDS.get(op, "mm")
+
+
+def _scheme(shape: GemmShape) -> tuple[str, str, str | None]:
+    return shape.a_dtype, shape.b_dtype, shape.scaling
+
+
+def _listed_scheme(offered: CandidateList) -> tuple[str, str, str | None]:
+    places = POSITIONS[offered.op]
+    a, b = offered.inputs[places.a], offered.inputs[places.b]
+    return a.dtype, b.dtype, _scaling(offered, places)
+
+
+def _scaling(offered: CandidateList, places: Places) -> str | None:
+    """Return the scale scheme of a list, as `GemmShape` names it."""
+    if places.scale_a < 0:
+        return None
+    scale = offered.inputs[places.scale_a]
+    if scale.dtype == "float8_e8m0fnu":
+        of_type = {dtype: name for name, dtype in MX.items()}
+        return of_type.get(offered.inputs[places.a].dtype, scale.dtype)
+    return "rowwise" if scale.sizes[1:] else "tensorwise"
 
 
 def _unplanned_shape(offered: CandidateList) -> GemmShape:
@@ -88,11 +122,6 @@ def _unplanned_shape(offered: CandidateList) -> GemmShape:
     a, b = offered.inputs[places.a], offered.inputs[places.b]
     bias = 0 <= places.bias < len(offered.inputs)
     kind = _kind(offered.op)
-    scaling = None
-    if places.scale_a >= 0:
-        scaling = (
-            "rowwise" if offered.inputs[places.scale_a].sizes[1:] else "tensorwise"
-        )
     return GemmShape(
         op="addmm" if kind == "mm" and bias else kind,
         m=sizes.m,
@@ -104,7 +133,7 @@ def _unplanned_shape(offered: CandidateList) -> GemmShape:
         b_dtype=b.dtype,
         out_dtype=offered.output.dtype,
         layout="NN" if offered.op not in LINEARS and b.strides[-1] == 1 else "TN",
-        scaling=scaling,
+        scaling=_scaling(offered, places),
         bias=bias,
         module=module,
         rule="not planned",

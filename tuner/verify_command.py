@@ -19,13 +19,16 @@ def verify_command(bundle: Path, strict: bool, as_json: bool) -> None:
 
     Exits 0 only if nothing was tuned or compiled, nothing was lowered but graphs that
     torch itself refuses to cache, and the outputs are those of eager under other
-    weights.
+    weights. Of a bundle that was only compiled, FlyDSL's kernels are looked up.
     """
     from flytune.caches.bundle import Bundle
     from flytune.caches.verify import verify
+    from flytune.caches.verify_kernels import verify_kernels
     from flytune.tuner.summary import verdict_lines
 
-    verdict = verify(Bundle.open(bundle))
+    opened = Bundle.open(bundle)
+    only_kernels = opened.manifest.compiled_only
+    verdict = verify_kernels(opened) if only_kernels else verify(opened)
     passed = verdict.ok(strict=strict)
     if as_json:
         click.echo(json.dumps({**verdict.to_json(), "ok": passed, "strict": strict}))

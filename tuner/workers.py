@@ -5,6 +5,7 @@ dies or hangs costs the candidate that it held, and that becomes a result.
 """
 
 import math
+import os
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.records import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.builder import build
-from flytune.tuner.candidate import BuildResult, Candidate, failure
+from flytune.tuner.candidate import FLYDSL, BuildResult, Candidate, failure
 from flytune.tuner.cluster import (
     WORKER_ENV,
     full_disk,
@@ -25,6 +26,7 @@ from flytune.tuner.cluster import (
     ray_failed,
     refuse_full_disk,
 )
+from flytune.tuner.flydsl_builder import prepare
 from flytune.tuner.remote_runner import Deadlines, RemoteRunner
 from flytune.tuner.runner import Device
 
@@ -81,8 +83,7 @@ class Farm:
             _build_in_worker
         )
         if self._profile is not None:
-            blind = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
-            remote = remote.options(runtime_env=blind)
+            remote = remote.options(runtime_env={"env_vars": _BLIND})
         waiting = list(reversed(candidates))
         running: dict[Any, tuple[str, float]] = {}
         slots = _slots(nodes)
@@ -139,6 +140,8 @@ class Farm:
         )
 
 
+# Of either vendor.
+_BLIND = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 # A compiler, and torch beside it: a node builds no more at once than its memory holds.
 _BUILD_BYTES = 2**30
 # What a compilation may add to its process, beyond which it fails as out of memory.
@@ -189,6 +192,9 @@ def _build_in_worker(
     """Yield None at once, which starts the driver's clock, and then the result."""
     yield None
     own_cache_directory()
+    if candidate.backend == FLYDSL and profile is not None:
+        # What they link with is made once a node, beside the workers' directories.
+        prepare(profile.arch, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent)
     with _memory_cap():
         result = build(candidate, profile)
     # Compilers say in words of their own, and far down, that the disk is full.
@@ -214,6 +220,9 @@ def _next_of(stream: Iterator[Any], name: str) -> BuildResult | None:
     except ray.exceptions.RayTaskError as error:
         if "failed to import on the worker" in str(error):
             raise ray_failed("build", error) from error
+        if isinstance(error.cause, FlytuneError):
+            # No candidate's fault: a node lacks what it compiles with.
+            raise error.cause from None
         result = BuildResult(name, *failure(error.cause, Status.FAULT))
     except ray.exceptions.RayError as error:
         raise ray_failed("build", error) from error

@@ -34,6 +34,8 @@ def parts_of(
     )
     # A graph that is found lies in AOTAutograd's cache, or in Inductor's beneath it.
     loading = load + inner - codegen
+    # Dynamo's own entries bring their graphs with them, and call no compiler.
+    backend = max(backend, load + inner)
     kernels = min(sum(compile_s.get(name, 0.0) for name in _KERNELS), loading)
     seconds = {
         "ready": ready_s,

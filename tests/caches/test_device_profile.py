@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flytune.caches.device_profile import (
     live_profile,
     shipped_profiles,
 )
+from flytune.caches.stand_in import stand_in_environment
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.shapes.errors import FlytuneError
 
@@ -51,9 +53,33 @@ def test_a_shipped_profile_is_found_by_its_name_and_by_its_file(name: str) -> No
     assert profile == find_profile(name.upper())
     assert profile == find_profile(str(shipped_profiles()[name]))
     assert DeviceProfile.from_json(profile.to_json()) == profile
-    assert set(profile.captured_with) == {
-        *("python_abi", "torch", "torch_key", "triton", "triton_key"),
-    }
+    captured = {"python_abi", "torch", "torch_key", "triton", "triton_key"}
+    hip = {"hip", "rocm"} if profile.vendor == "amd" else set()
+    written = profile.origin == "written"
+    assert set(profile.captured_with) == hip | (set() if written else captured)
+
+
+@pytest.mark.parametrize(("name", "mhz"), [("mi355x", 2400), ("mi350x", 2200)])
+def test_parts_of_amds(name: str, mhz: int) -> None:
+    profile = find_profile(name)
+    assert (profile.vendor, profile.origin) == ("amd", "written")
+    assert profile.properties["clock_rate"] == 1000 * mhz
+    features = str(profile.properties["gcnArchName"])
+    assert features.partition(":")[0] == profile.arch == "gfx950"
+    target = Target.here(threads=1, hardware=profile.hardware())
+    assert target.slug == f"cuda-amd-instinct-{name}-gfx950"
+
+
+def test_another_architecture_is_another_device() -> None:
+    profile = find_profile("mi355x")
+    assert profile.is_same(replace(profile, origin="device"))
+    assert not profile.is_same(replace(profile, arch="gfx942"))
+    assert not profile.is_same(find_profile("mi350x"))
+
+
+def test_a_profile_that_says_nothing_was_captured() -> None:
+    assert "origin" not in row_of()
+    assert find_profile("h200").origin == "device"
 
 
 def test_parts_of_the_h200() -> None:
@@ -112,6 +138,8 @@ def test_a_file_that_is_no_json(tmp_path: Path, text: bytes) -> None:
         {**row_of(), "captured_with": {"torch": 2.11}},
         {**row_of(), "max_shared_bytes": "many"},
         {**row_of(), "max_shared_bytes": 0},
+        {**row_of(), "origin": "heard"},
+        {**row_of("mi355x"), "captured_with": {"rocm": "7.2.0"}},
     ],
 )
 def test_what_is_no_profile_is_refused(tmp_path: Path, row: object) -> None:
@@ -133,13 +161,20 @@ def test_a_property_that_is_needed(tmp_path: Path, name: str, value: object) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_capture_is_the_profile() -> None:
-    row = json.loads(run_python(CAPTURE, "h200"))
-    software = row.pop("captured_with")
-    expected = row_of()
-    assert set(expected.pop("captured_with")) == set(software)
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_a_capture_is_the_profile(name: str) -> None:
+    stood_in = find_profile(name)
+    row = json.loads(run_python(CAPTURE, name, env=stand_in_environment(stood_in)))
+    found = DeviceProfile.from_json(row)
+    software = found.captured_with
+    captured = {"python_abi", "torch", "torch_key", "triton", "triton_key"}
+    assert set(software) == captured | set(stood_in.captured_with)
     assert software["torch"] == Target.here(threads=1).software["torch"]
-    assert row == expected
+    for version in {"hip", "rocm"} & set(software):
+        assert software[version] == stood_in.captured_with[version]
+    same = {"captured_with": stood_in.captured_with, "origin": stood_in.origin}
+    assert found.origin == "device"
+    assert replace(found, **same) == stood_in
 
 
 @pytest.mark.usefixtures("fresh")

@@ -6,32 +6,32 @@ import pytest
 from builds import run_python
 
 from flytune.caches.device_profile import find_profile
+from flytune.caches.stand_in import stand_in_environment
 
 H200 = find_profile("h200")
-# No process of these tests can see a device.
-BLIND = {"CUDA_VISIBLE_DEVICES": ""}
+MI355X = find_profile("mi355x")
 START = """
 import json, sys
 from dataclasses import replace
 from flytune.caches.device_profile import find_profile
-from flytune.caches.stand_in import fake_tensors, stand_in
+from flytune.caches.stand_in import fake_tensors, stand_in, take_build
 from flytune.shapes.errors import FlytuneError
-profile = find_profile("h200")
+profile = find_profile({name!r})
+
+def refusal(of, take=stand_in):
+    try:
+        take(of)
+    except FlytuneError as error:
+        return str(error)
 """
 
 REFUSALS = """
-def refusal(of):
-    try:
-        stand_in(of)
-    except FlytuneError as error:
-        return str(error)
-
 other = {**profile.properties, "name": "NVIDIA H100"}
 import torch
-said = [refusal(replace(profile, vendor="amd")), torch.cuda.is_available()]
+said = [refusal(replace(profile, vendor="intel")), torch.cuda.is_available()]
 said += [refusal(profile), refusal(profile), torch.cuda.is_available()]
 said += [refusal(replace(profile, properties=other)), torch.cuda.get_device_name()]
-said += [refusal(replace(profile, vendor="amd"))]
+said += [refusal(replace(profile, vendor="intel"))]
 print(json.dumps(said))
 """
 
@@ -49,8 +49,8 @@ print(json.dumps({
     "count": [torch.cuda.device_count(), interface.device_count()],
     "current": [torch.cuda.current_device(), interface.current_device()],
     "name": [torch.cuda.get_device_name(0), properties.name],
-    "capability": [list(torch.cuda.get_device_capability()),
-                   list(divmod(interface.get_compute_capability(), 10))],
+    "capability": torch.cuda.get_device_capability(),
+    "compute": interface.get_compute_capability(),
     "units": [properties.multi_processor_count,
               interface.get_device_properties().multi_processor_count,
               interface.Worker.get_device_properties().multi_processor_count,
@@ -96,15 +96,42 @@ except FlytuneError as error:
 """
 
 
-def said(code: str) -> str:
-    return run_python(START + code, env=BLIND)
+AMD = """
+import torch
+print(json.dumps([torch.version.hip, torch.version.cuda]))
+early = [name for name in sys.modules if name.startswith("torch._inductor")]
+stand_in(profile)
+stand_in(profile)
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.codecache import CacheBase
+device = DeviceProperties.create(torch.device("cuda", 0))
+system = CacheBase.get_system()
+print(json.dumps({
+    "early": early,
+    "versions": [torch.version.hip, torch.version.rocm, torch.version.cuda],
+    "properties": [device.type, device.cc, device.major, device.warp_size],
+    "device": system["device"],
+    "hip": system["version"].get("hip"),
+    "refused": refusal(find_profile("h200")),
+}))
+"""
+
+LATE = """
+import torch._inductor.config
+print(refusal(profile), refusal(profile, take_build), torch.version.hip)
+"""
+
+
+def said(code: str, name: str = "h200") -> str:
+    env = stand_in_environment(find_profile(name))
+    return run_python(START.format(name=name) + code, env=env)
 
 
 def test_what_cannot_stand_in_is_refused() -> None:
-    amd = "no stand-in for devices of this vendor: amd"
+    vendor = "no stand-in for devices of this vendor: intel"
     second = "another device stands in already: NVIDIA H200"
     assert json.loads(said(REFUSALS)) == [
-        *(amd, False, None, None, True, second, "NVIDIA H200", second),
+        *(vendor, False, None, None, True, second, "NVIDIA H200", second),
     ]
 
 
@@ -116,11 +143,68 @@ def test_every_interface_tells_the_same_device() -> None:
         "count": [1, 1],
         "current": [0, 0],
         "name": ["NVIDIA H200"] * 2,
-        "capability": [[9, 0]] * 2,
+        "capability": [9, 0],
+        "compute": 90,
         "memory": [150109880320] * 2,
         "shared": H200.max_shared_bytes,
         "target": "GPUTarget(backend='cuda', arch=90, warp_size=32)",
         "big": True,
+    }
+
+
+def test_every_interface_tells_the_same_device_of_amd() -> None:
+    row = json.loads(said(DEVICE, "mi355x"))
+    assert set(row.pop("available")) == {True}
+    assert row.pop("units") == [256] * 4
+    assert row == {
+        "count": [1, 1],
+        "current": [0, 0],
+        "name": ["AMD Instinct MI355X"] * 2,
+        "capability": [9, 5],
+        "compute": "gfx950",
+        "memory": [309220868096] * 2,
+        "shared": MI355X.max_shared_bytes,
+        "target": "GPUTarget(backend='hip', arch='gfx950', warp_size=64)",
+        "big": True,
+    }
+
+
+def test_inductor_takes_torch_for_a_build_for_amd() -> None:
+    before, after = map(json.loads, said(AMD, "mi355x").splitlines())
+    assert before[0] is None
+    hip, rocm = (MI355X.captured_with[name] for name in ("hip", "rocm"))
+    assert after == {
+        "early": [],
+        "versions": [hip, rocm, None],
+        "properties": ["hip", "gfx950", 9, 64],
+        "device": {"name": "gfx950:sramecc+:xnack-"},
+        "hip": hip,
+        "refused": "another device stands in already: AMD Instinct MI355X",
+    }
+
+
+def test_amd_stands_in_before_inductor_or_not_at_all() -> None:
+    late = (
+        "AMD Instinct MI355X cannot stand in: Inductor is imported already and took "
+        "this torch for a build for another vendor"
+    )
+    assert said(LATE, "mi355x") == f"{late} {late} None\n"
+
+
+@pytest.mark.parametrize("arch", ["", "gfx942"])
+def test_flydsl_must_be_told_the_architecture(arch: str) -> None:
+    code = START.format(name="mi350x") + "print(refusal(profile))"
+    line = run_python(code, env={"FLYDSL_GPU_ARCH": arch})
+    assert line == (
+        "FLYDSL_GPU_ARCH must be gfx950 for AMD Instinct MI350X to stand in\n"
+    )
+
+
+def test_a_process_is_told_what_it_needs() -> None:
+    assert stand_in_environment(H200) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert stand_in_environment(MI355X) == {
+        "CUDA_VISIBLE_DEVICES": "",
+        "FLYDSL_GPU_ARCH": "gfx950",
     }
 
 

@@ -135,6 +135,16 @@ def test_the_plan_of_another_engine_is_checked_too(load: Load) -> None:
         plan_shapes(lying, tp=8, engine="vllm", tokens=(1,))
 
 
+def test_a_quantised_plan_is_checked_as_the_model_is(load: Load) -> None:
+    made = plan_shapes(
+        load("Qwen3-4B"), tp=1, engine="vllm", tokens=(8,), quant="mxfp8"
+    )
+    assert [shape.scaling for shape in made] == ["mxfp8"] * 4 + [None]
+    lying = replace(load("Qwen3-4B"), intermediate_size=9856)
+    with pytest.raises(ShapeMismatchError, match=r"layers\.0\.mlp\.gate_proj"):
+        plan_shapes(lying, tp=1, engine="vllm", tokens=(1,), quant="mxfp8")
+
+
 def test_a_gemm_on_one_side_alone_is_named(
     small_trace: tuple[TracedGemm, ...],
 ) -> None:

@@ -49,6 +49,18 @@ def test_eager_attention_is_listed() -> None:
     assert sum(line.startswith("bmm") for line in result.stdout.splitlines()) == 2
 
 
+def test_a_quantised_linear_shows_its_scheme() -> None:
+    arguments = ("--model", "Qwen3-4B", "--tokens", "8", "--quant", "mxfp4")
+    header, *lines = run(*arguments).stdout.splitlines()
+    kinds = [tuple(" ".join(line.split()).split()[0:6:5]) for line in lines]
+    assert kinds == [("scaled_mm", "mxfp4")] * 7 + [("mm", "bfloat16")]
+    assert "dtype" in header
+    rows = [json.loads(row) for row in run(*arguments, "--json").stdout.splitlines()]
+    assert [row["scaling"] for row in rows] == ["mxfp4"] * 7 + [None]
+    assert {row["a_dtype"] for row in rows} == {"float4_e2m1fn_x2", "bfloat16"}
+    assert rows[0]["k"] == 2560
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -59,6 +71,7 @@ def test_eager_attention_is_listed() -> None:
         (("--tokens", "8,8"), "token count given twice: `8`"),
         (("--tp", "0"), "0 is not in the range x>=1"),
         (("--tp", "two"), "'two' is not a valid integer"),
+        (("--quant", "int4"), "'int4' is not one of 'bf16', 'mxfp8', 'mxfp4'"),
         (("--engine", "trt"), "'trt' is not one of 'transformers', 'vllm'"),
         (("--engine", "vllm", "--attention", "eager"), "--attention eager needs"),
     ],

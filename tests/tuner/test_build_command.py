@@ -41,12 +41,14 @@ def refused(folder: Path, *arguments: object, code: int = 1) -> Result:
         (
             ("--target", "h2000", "--compile-only"),
             "no such target: `h2000`",
-            "known are h200, or give a file that `flytune doctor --profile` wrote",
+            "known are h200, mi350x, mi355x, or give a file that "
+            "`flytune doctor --profile` wrote",
         ),
         (
             ("--target", "", "--compile-only"),
             "no such target: ``",
-            "known are h200, or give a file that `flytune doctor --profile` wrote",
+            "known are h200, mi350x, mi355x, or give a file that "
+            "`flytune doctor --profile` wrote",
         ),
         (
             ("--target", "h200"),

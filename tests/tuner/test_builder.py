@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 from fakes import candidate, library
+from flydsl_candidates import PROFILE
 
 from flytune.caches.columns import Status
+from flytune.tuner import builder
 from flytune.tuner.builder import build
-from flytune.tuner.candidate import ATEN, BuildResult, TuneTask, failure
+from flytune.tuner.candidate import ATEN, TRITON, BuildResult, TuneTask, failure
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,25 @@ def test_reason_is_the_line_that_says_error_and_short() -> None:
         "RuntimeError: x.cpp:3: error: no such type",
     )
     assert len(failure(RuntimeError("x" * 10_000), Status.FAULT)[1]) < 400
+
+
+@pytest.mark.parametrize("taken", [163840, 163841])
+def test_a_triton_kernel_beyond_an_amd_devices_lds_is_over_resources(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """Triton compiles it, and says so only when it loads it."""
+    folder = directory / "triton" / "0" / "KEY"
+
+    def compile_triton(*_: object) -> None:
+        folder.mkdir(parents=True)
+        (folder / "__grp__triton_mm.json").write_text('{"child_paths": {}}')
+        (folder / "triton_mm.hsaco").write_bytes(b"code")
+        (folder / "triton_mm.json").write_text(f'{{"shared": {taken}}}')
+
+    monkeypatch.setattr(builder, "_compile_triton", compile_triton)
+    result = build(candidate("x", TRITON), PROFILE)
+    if taken <= PROFILE.max_shared_bytes:
+        assert (result.status, len(result.files)) == (Status.OK, 3)
+    else:
+        reason = "OutOfResources: shared memory: 163841 of 163840 bytes"
+        assert result == BuildResult("x", Status.OVER_RESOURCES, reason)

@@ -69,13 +69,23 @@ def test_the_manifest_says_that_nothing_ran(compiled_build: Build) -> None:
     assert (manifest.timed_on, manifest.verify) == (None, None)
     assert manifest.software == "stand-in"
     assert manifest.winners == ()
-    assert manifest.bake == {"passes": [], "settled": False, "remaining": {}}
+    assert manifest.bake == {
+        "passes": [],
+        "settled": False,
+        "remaining": {},
+        "tools": {},
+    }
     assert manifest.inductor_config == {}
     coverage = manifest.coverage
     assert (coverage["planned"], coverage["lists"], coverage["tuned"]) == (8, 1, 0)
     assert (coverage["missing"], coverage["unplanned"]) == ([], [])
     count = len(candidates(compiled_build))
     assert (coverage["candidates"], coverage["compiled"]) == ({"ok": count}, count - 1)
+    assert coverage["by_kind"] == {
+        "aten mm bfloat16": {"ok": 1},
+        "triton mm bfloat16": {"ok": count - 1},
+    }
+    assert (coverage["enumerated"], coverage["declined"]) == ("program", {})
 
 
 def test_the_manifest_has_the_target_and_the_software(compiled_build: Build) -> None:
@@ -120,11 +130,14 @@ def test_every_kernel_is_packed(compiled_build: Build) -> None:
 
 
 def test_what_a_person_reads(compiled_build: Build, tmp_path: Path) -> None:
+    count = len(candidates(compiled_build))
     assert compiled_build.stdout.splitlines() == [
         "square-llama for NVIDIA H200",
         "policy max-autotune-no-cudagraphs: as torch.compile's mode of that name",
         "",
-        f"compiled for 1 lists: {len(candidates(compiled_build))} ok; none was timed",
+        f"compiled for 1 lists: {count} ok; none was timed",
+        "        aten mm bfloat16: 1 ok",
+        f"        triton mm bfloat16: {count - 1} ok",
         "        where the device is: flytune build --from BUNDLE",
         f"bundle  {compiled_build.bundle}",
     ]
@@ -166,8 +179,12 @@ def test_a_command_runs_without_it(compiled_build: Build, tmp_path: Path) -> Non
 
 def test_it_does_not_pass_for_verified(compiled_build: Build, tmp_path: Path) -> None:
     done = flytune(tmp_path / "home", "verify", compiled_build.bundle)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "nothing is baked: the bundle holds kernels for a build" in done.stdout
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "error: nothing to verify: the bundle holds bare kernels for a build, none of "
+        "them FlyDSL's",
+        "hint: where the device is: flytune build --from BUNDLE",
+    ]
 
 
 def test_a_serving_environment_that_differs_ends_it_before_anything_is_compiled(

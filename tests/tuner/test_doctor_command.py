@@ -11,6 +11,7 @@ from flytune.caches.device_profile import DeviceProfile, find_profile
 from flytune.caches.target import Target
 from flytune.tuner.cli import main
 from flytune.tuner.doctor_command import MASKS, problems
+from flytune.tuner.support import SUPPORT, support_lines, support_markdown
 
 CUDA, HIP, ROCR = MASKS
 
@@ -47,7 +48,8 @@ def doctor(*arguments: object) -> Result:
 def test_a_host_in_words() -> None:
     result = doctor()
     assert (result.exit_code, result.stderr) == (0, "")
-    rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    host, table = result.stdout.split("\n\n")
+    rows = dict(line.split(maxsplit=1) for line in host.splitlines())
     here = Target.here(threads=None)
     assert rows["kind"] == "cpu"
     assert rows["cores"] == str(len(os.sched_getaffinity(0)))
@@ -55,6 +57,15 @@ def test_a_host_in_words() -> None:
     # What is not known is no row.
     known = {**here.hardware, **here.software}.items()
     assert rows.keys() == {name for name, value in known if value is not None}
+    assert tuple(table.splitlines()) == support_lines()
+
+
+def test_the_readme_says_what_runs_where() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert support_markdown() in readme
+    assert len({(s.engine, s.torch, s.backend, s.platform) for s in SUPPORT}) == len(
+        SUPPORT
+    )
 
 
 @pytest.mark.usefixtures("absent")
@@ -94,7 +105,9 @@ def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("present")
 def test_an_accelerator_is_the_host() -> None:
-    rows = dict(line.split(maxsplit=1) for line in doctor().stdout.splitlines())
+    rows = dict(
+        line.split(maxsplit=1) for line in doctor().stdout.split("\n\n")[0].splitlines()
+    )
     assert (rows["kind"], rows["product"], rows["arch"]) == (
         *("cuda", "NVIDIA H200", "sm_90"),
     )

@@ -287,8 +287,13 @@ def test_devices_that_nothing_is_built_for(
         "Inductor does not tune on so small a device: NVIDIA L4 has 58 "
         "multiprocessors, and 68 are needed"
     )
-    live(monkeypatch, replace(device(), vendor="amd"))
-    assert said(tmp_path) == "no builds for devices of this vendor: amd"
+    amd = find_profile("mi355x")
+    live(monkeypatch, amd)
+    assert said(tmp_path) == "no timing on AMD GPUs yet: AMD Instinct MI355X"
+    live(monkeypatch, replace(amd, arch="gfx942"))
+    assert said(tmp_path, compile_only=True) == (
+        "no builds for this architecture: gfx942"
+    )
     live(monkeypatch, device(total_memory=2 * GIB))
     assert said(tmp_path).endswith(" GiB and 2.0 GiB are on the device")
 

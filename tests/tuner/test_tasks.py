@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 from fakes import candidate, library, offered
 
-from flytune.shapes.gemm import GemmShape
+from flytune.shapes.gemm import FP4, GemmShape
 from flytune.tuner.candidate import CandidateList, TensorSpec
+from flytune.tuner.isolated import piece_name
 from flytune.tuner.tasks import join, planned_for
 
 Q = GemmShape("mm", 16, 64, 128, module="model.layers.*.self_attn.q_proj")
@@ -136,9 +137,67 @@ def grouped(groups: int = 8, module: str = "mlp.experts") -> CandidateList:
 
 
 def test_scaled_mm_is_of_scaled_mm_alone() -> None:
-    fp8 = replace(GATE, op="scaled_mm")
+    raw = "float8_e4m3fn"
+    fp8 = replace(GATE, op="scaled_mm", a_dtype=raw, b_dtype=raw, scaling="tensorwise")
     assert planned_for(scaled(), [GATE, fp8]) == (fp8,)
     assert planned_for(listed(GATE, module="mlp.gate_proj"), [fp8]) == ()
+
+
+MXFP8 = replace(
+    GATE,
+    op="scaled_mm",
+    a_dtype="float8_e4m3fn",
+    b_dtype="float8_e4m3fn",
+    scaling="mxfp8",
+)
+MXFP4 = replace(MXFP8, a_dtype=FP4, b_dtype=FP4, scaling="mxfp4")
+
+
+def blocks_scaled(shape: GemmShape) -> CandidateList:
+    """Return a list of a microscaling format, laid out as torch has it."""
+    stored = shape.k // 2 if shape.a_dtype == FP4 else shape.k
+    a = TensorSpec((shape.m, stored), (stored, 1), shape.a_dtype)
+    b = TensorSpec((stored, shape.n), (1, stored), shape.b_dtype)
+    blocks = shape.k // 32
+    scales = (
+        TensorSpec((rows, blocks), (blocks, 1), "float8_e8m0fnu")
+        for rows in (shape.m, shape.n)
+    )
+    made = offered([library("_scaled_mm_v2")], m=shape.m, n=shape.n, k=shape.k)
+    inputs = (a, b, *scales)
+    return replace(made, op="scaled_mm", inputs=inputs, module="mlp.gate_proj")
+
+
+def test_a_scheme_is_joined_with_its_own_lists() -> None:
+    rowwise = replace(MXFP8, scaling="rowwise")
+    plan = (rowwise, MXFP8, MXFP4)
+    assert planned_for(blocks_scaled(MXFP8), plan) == (MXFP8,)
+    # Two values of K lie in one element.
+    assert planned_for(blocks_scaled(MXFP4), plan) == (MXFP4,)
+    assert planned_for(scaled(), plan) == ()
+
+
+@pytest.mark.parametrize("shape", [MXFP8, MXFP4])
+def test_an_unplanned_list_of_blocks_names_its_scheme(shape: GemmShape) -> None:
+    (task,) = join([], [blocks_scaled(shape)]).tasks
+    assert task.shape == replace(shape, rule="not planned")
+
+
+def test_an_isolated_list_is_of_its_very_problem() -> None:
+    biased = replace(GATE, op="addmm", bias=True)
+    row_major = replace(GATE, layout="NN")
+    plan = (GATE, UP, biased, row_major)
+    made = replace(listed(GATE, module=""), piece=piece_name(GATE))
+    assert planned_for(made, plan) == (GATE, UP)
+    assert planned_for(replace(made, piece=piece_name(row_major)), plan) == (row_major,)
+    row, weight = made.inputs
+    bias = TensorSpec((16, 256), (0, 1), "bfloat16")
+    added = replace(
+        made, op="addmm", inputs=(bias, row, weight), piece=piece_name(biased)
+    )
+    assert planned_for(added, plan) == (biased,)
+    # Were it of other sizes than its shape, it would be nobody's.
+    assert planned_for(replace(made, piece=piece_name(Q)), (Q,)) == ()
 
 
 def test_grouped_mm_is_of_as_many_groups() -> None:

@@ -225,6 +225,15 @@ def test_a_failure_of_ray_ends_the_build(
     assert "\n" not in str(caught.value)
 
 
+def test_a_node_that_lacks_a_tool_ends_the_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacks = FlytuneError("FlyDSL is not installed", hint="install it")
+    with pytest.raises(FlytuneError, match="FlyDSL is not installed") as caught:
+        said(broken.RayTaskError("f", "trace", lacks), monkeypatch)
+    assert caught.value.hint == "install it"
+
+
 def test_a_full_disk_ends_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,92 @@
+"""Which of torch's own FlyDSL kernels a program runs, and their compilation.
+
+torch takes them for few sizes; which ones is asked of torch, by the functions that it
+decides by itself.
+"""
+
+import time
+
+from flytune.caches.compat import private
+from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.flydsl_eager import RMS_NORM, TOPK, EagerKernel
+from flytune.caches.records import Status
+from flytune.tuner.candidate import BuildResult, failure
+from flytune.tuner.flydsl_builder import checked, prepare
+
+_NORM_RULES = "torch._native.ops.norm.flydsl_rmsnorm_impl"
+_NORM_TYPES = "torch._native.ops.norm.flydsl_rmsnorm_utils"
+_TOPK_RULES = "torch._native.ops.topk.flydsl_impl"
+_SPAN = "torch._native.flydsl_utils"
+
+
+def rms_norm_kernel(
+    n: int, dtype: str, rows: int, profile: DeviceProfile
+) -> EagerKernel | None:
+    """Return the kernel that torch takes for an RMSNorm, or None if it takes ATen's.
+
+    Args:
+        n: Elements of a row.
+        dtype: Of input and weight, such as "bfloat16".
+
+    Raises:
+        FlytuneError: this torch has no such kernel.
+    """
+    names = {str(t) for t in private(_NORM_TYPES, "SUPPORTED_DTYPES")[2]}
+    if f"torch.{dtype}" not in names or not _is_for(_NORM_RULES, profile):
+        return None
+    if not private(_SPAN, "_fits_int32_buffer_span")[2](rows, n, _bytes(dtype)):
+        return None
+    if not private(_NORM_RULES, "_fused_rms_norm_fwd_perf_wins")[2](rows, n):
+        return None
+    return EagerKernel(RMS_NORM, n, dtype)
+
+
+def topk_kernel(
+    n: int, k: int, rows: int, profile: DeviceProfile, *, deterministic: bool = False
+) -> EagerKernel | None:
+    """Return the kernel that torch takes for a top-k, or None if it takes ATen's.
+
+    Args:
+        n: Elements of a row, which must be float32.
+        deterministic: Whether torch is told to use deterministic algorithms.
+
+    Raises:
+        FlytuneError: this torch has no such kernel.
+    """
+    kind = private(_TOPK_RULES, "_kernel_for")[2](k, n)
+    fits = private(_TOPK_RULES, "_fits_topk_buffer_span")[2]
+    # `_min_rows_for_full_wave` asks the device, which is not here.
+    wave = int(profile.properties["multi_processor_count"])
+    if not _is_for(_TOPK_RULES, profile) or kind is None or rows < wave:
+        return None
+    if not fits(rows, n, k, _bytes("float32")):
+        return None
+    # The other kernel is the same either way.
+    return EagerKernel(TOPK, n, k=k, deterministic=deterministic and kind == "radix")
+
+
+def build_eager(kernel: EagerKernel, profile: DeviceProfile) -> BuildResult:
+    """Compile one of torch's own kernels and return the file that holds it.
+
+    The result has the kernel's name for a choice hash. As with a candidate the process
+    must have a cache directory of its own, and a failure is a result.
+    """
+    start = time.perf_counter()
+    try:
+        prepare(profile.arch)
+        files = checked(kernel.precompile(), profile)
+    except Exception as error:  # a compiler may fail in any way
+        return BuildResult(kernel.name, *failure(error, Status.COMPILE_ERROR))
+    seconds = time.perf_counter() - start
+    return BuildResult(kernel.name, Status.OK, compile_s=seconds, files=files)
+
+
+def _is_for(rules: str, profile: DeviceProfile) -> bool:
+    return profile.arch in private(rules, "_SUPPORTED_ARCHES")[2]
+
+
+def _bytes(dtype: str) -> int:
+    import torch
+
+    made: torch.dtype = getattr(torch, dtype)
+    return made.itemsize
