@@ -145,10 +145,13 @@ def flydsl_builds(
     flydsl_kernels: tuple[Rendered, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, BuildResult]:
     """What a process of its own compiles of them, by choice hash."""
-    folder = tmp_path_factory.mktemp("flydsl")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "lists"))
-        candidates = [one.candidate() for one in flydsl_kernels]
-    with builder(folder / "builder") as process:
-        results = process.map(build, candidates, [PROFILE] * len(candidates))
-        return {result.choice_hash: result for result in results}
+
+    def make(folder: Path) -> dict[str, BuildResult]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "lists"))
+            candidates = [one.candidate() for one in flydsl_kernels]
+        with builder(folder / "builder") as process:
+            results = process.map(build, candidates, [PROFILE] * len(candidates))
+            return {result.choice_hash: result for result in results}
+
+    return shared(tmp_path_factory, "flydsl", make)
