@@ -221,4 +221,5 @@ def rocm_policy(
 
 def uses_flydsl(policy: ServingPolicy) -> bool:
     """Whether Inductor may choose kernels of FlyDSL's under a policy."""
-    return "FLYDSL" in policy.inductor["max_autotune_gemm_backends"].split(",")
+    backends = str(policy.inductor.get("max_autotune_gemm_backends", ""))
+    return "FLYDSL" in backends.upper().split(",")

@@ -16,18 +16,14 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.decision import timings
+from flytune.tuner.eager_flydsl import OPS, EagerBuild, build_all_eager
 from flytune.tuner.journal import Journal
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import GIB, Plan, make_plan
 from flytune.tuner.progress import Progress
-from flytune.tuner.publish import (
-    PACKING,
-    Built,
-    Made,
-    publish,
-    publish_compiled,
-)
+from flytune.tuner.publish import PACKING, Built, Made, publish
+from flytune.tuner.publish_compiled import Compiled, publish_compiled
 from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
 from flytune.tuner.search import compile_all, decide_recorded, search
 from flytune.tuner.tasks import Coverage, join
@@ -61,20 +57,35 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         made = Made(plan, options, found, coverage)
         if older is not None and (taken := older.take_kernels(plan.work / "built")):
             progress.say(f"build: {taken} candidates compiled by an earlier build")
-        if options.recorded is not None:
-            times = _recorded_times(options.recorded, progress)
-            decisions, builds = decide_recorded(
-                plan, coverage.tasks, options, times, progress
-            )
-            return publish_compiled(made, builds, _tools(plan), decisions)
-        if options.compile_only:
-            builds = compile_all(plan, coverage.tasks, options, progress)
-            return publish_compiled(made, builds, _tools(plan))
+        if options.runs_nothing:
+            return publish_compiled(made, _compile(made, progress))
         records = () if older is None else older.records()
         decisions = search(plan, coverage.tasks, options, journal, records, progress)
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _compile(made: Made, progress: Progress) -> Compiled:
+    """Compile what the device would choose from, and decide what others have timed."""
+    plan, options, tasks = made.plan, made.options, made.coverage.tasks
+    eager: tuple[EagerBuild, ...] = ()
+    if ops := [op for op in options.ops if op in OPS]:
+        assert plan.profile is not None, "refused by the plan"
+        model = plan.model
+        sizes = {
+            "hidden": model.hidden_size,
+            "vocabulary": model.vocab_size,
+            "dtype": model.dtype,
+        }
+        eager = build_all_eager(ops, sizes, plan.policy, plan.profile, plan.work)
+        progress.say(f"build: {len(eager)} kernels that torch runs by itself")
+    if options.recorded is None:
+        builds = compile_all(plan, tasks, options, progress)
+        return Compiled(builds, _tools(plan), eager=eager)
+    times = _recorded_times(options.recorded, progress)
+    decisions, builds = decide_recorded(plan, tasks, options, times, progress)
+    return Compiled(builds, _tools(plan), decisions, eager)
 
 
 def _recorded_times(path: Path, progress: Progress) -> tuple[RecordedTime, ...]:

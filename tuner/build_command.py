@@ -18,6 +18,7 @@ from flytune.tuner.shapes_command import (
     tp_option,
 )
 
+KNOWN_OPS = ("gemm", "rmsnorm", "topk")
 KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 
 
@@ -90,6 +91,15 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
     "[default: ATEN,TRITON, and FLYDSL for an AMD GPU]",
 )
 @click.option(
+    "--ops",
+    default="gemm",
+    show_default=True,
+    metavar="NAMES",
+    callback=lambda _context, _parameter, value: parse_ops(value),
+    help="gemm, and for an AMD GPU rmsnorm and topk: FlyDSL kernels that torch runs "
+    "outside of any graph, of the model's sizes.",
+)
+@click.option(
     "--exclude",
     multiple=True,
     metavar="HASH",
@@ -159,6 +169,7 @@ def build_command(
     target_env: Path | None,
     search: str,
     backends: tuple[str, ...] | None,
+    ops: tuple[str, ...],
     exclude: tuple[str, ...],
     threads: int | None,
     ray_address: str | None,
@@ -196,6 +207,7 @@ def build_command(
         target_env=target_env,
         search=search,
         backends=backends,
+        ops=ops,
         exclude=frozenset(exclude),
         threads=threads,
         out=out,
@@ -224,11 +236,27 @@ def parse_backends(text: str) -> tuple[str, ...]:
     Raises:
         click.BadParameter: a name is not one that this version can build and time.
     """
-    names = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",")))
-    unknown = [name for name in names if name not in KNOWN_BACKENDS]
+    return _known(text.upper(), KNOWN_BACKENDS, "backend")
+
+
+def parse_ops(text: str) -> tuple[str, ...]:
+    """Return the names of a comma-separated list of `KNOWN_OPS`, "gemm" among them.
+
+    Raises:
+        click.BadParameter: a name is unknown, or there are no GEMMs.
+    """
+    names = _known(text.lower(), KNOWN_OPS, "op")
+    if "gemm" not in names:
+        raise click.BadParameter("a build is of GEMMs: add `gemm`")
+    return names
+
+
+def _known(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [name for name in names if name not in known]
     if unknown:
-        known = ", ".join(KNOWN_BACKENDS)
-        raise click.BadParameter(f"unknown backend: `{unknown[0]}`; known are {known}")
+        words = ", ".join(known)
+        raise click.BadParameter(f"unknown {what}: `{unknown[0]}`; known are {words}")
     return names
 
 

@@ -56,6 +56,8 @@ class BuildOptions:
     """"default" or "exhaustive"."""
     backends: tuple[str, ...] | None = None
     """Of an accelerator, as Inductor names them; None: all that the vendor has."""
+    ops: tuple[str, ...] = ("gemm",)
+    """"gemm", and of an AMD GPU "rmsnorm" and "topk", which torch runs by itself."""
     exclude: frozenset[str] = frozenset()
     """Hashes of candidates that may not be tried."""
     fresh: bool = False

@@ -12,8 +12,6 @@ from typing import Any
 from flytune.caches.compat import require_torch
 from flytune.caches.device_profile import (
     DeviceProfile,
-    find_profile,
-    live_profile,
 )
 from flytune.caches.policy import (
     ServingPolicy,
@@ -29,17 +27,14 @@ from flytune.shapes.gemm import GemmShape
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.registry import find_model
-from flytune.tuner.eligibility import require_flydsl
 from flytune.tuner.options import BuildOptions
+from flytune.tuner.plan_device import device_for
 
 GIB = 2**30
 # torch, transformers and what compiling takes, beside the weights.
 _PROCESS_BYTES = 2.5 * GIB
 # The timed GEMM's weight: as made, packed twice, and one being packed.
 _TIMED_COPIES = 4
-# `is_big_gpu` in torch/_inductor/utils.py: a smaller one gets no templates.
-_LEAST_UNITS = 68
-_AMD_ARCHS = ("gfx950",)
 _VERSIONED = ("transformers", "flytune")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -72,7 +67,7 @@ def make_plan(options: BuildOptions) -> Plan:
             cannot be written, or memory is short.
     """
     require_torch()
-    profile = _profile(options)
+    profile = device_for(options)
     attention = options.attention or ("eager" if profile is None else "sdpa")
     model = find_model(options.model)
     shapes = plan_shapes(
@@ -116,89 +111,6 @@ def make_plan(options: BuildOptions) -> Plan:
     return Plan(model, shapes, program, policy, target, profile, needed, work, out)
 
 
-def _profile(options: BuildOptions) -> DeviceProfile | None:
-    """Return the profile of the accelerator to build for; None for the CPU.
-
-    Raises:
-        FlytuneError: it is not here, unknown, or none that can be built for.
-    """
-    if options.target is not None:
-        profile: DeviceProfile | None = _target(options)
-    elif options.device == "cpu":
-        profile = None
-    else:
-        profile = live_profile()
-        if profile is None and options.device != "auto":
-            raise FlytuneError(
-                "no accelerator here, or torch cannot use it",
-                hint="name one with --target and --compile-only, or --device cpu",
-            )
-    if profile is None and options.runs_nothing:
-        raise FlytuneError(
-            "nothing to compile for: --compile-only and --runner are for accelerators",
-            hint="name one with --target",
-        )
-    if profile is not None:
-        _check_tunable(profile, options)
-    return profile
-
-
-def _target(options: BuildOptions) -> DeviceProfile:
-    """Return the profile that --target names.
-
-    Raises:
-        FlytuneError: there is none, or it is not the device here, to be timed on.
-    """
-    assert options.target is not None
-    if options.device == "cpu":
-        raise FlytuneError(
-            f"--device cpu and --target contradict each other: {options.target}"
-        )
-    profile = find_profile(options.target)
-    if not options.runs_nothing:
-        live = live_profile()
-        if live is None or not live.is_same(profile):
-            found = "no accelerator" if live is None else live.product
-            raise FlytuneError(
-                f"the target is not here to be timed on: {options.target}, here is "
-                f"{found}",
-                hint="compile for it with --compile-only",
-            )
-    return profile
-
-
-def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
-    if profile.vendor == "amd":
-        _check_amd(profile, options)
-    elif "FLYDSL" in (options.backends or ()):
-        raise FlytuneError(f"FlyDSL is for AMD GPUs, and this is {profile.product}")
-    if _units(profile) < _LEAST_UNITS:
-        raise FlytuneError(
-            f"Inductor does not tune on so small a device: {profile.product} has "
-            f"{_units(profile)} multiprocessors, and {_LEAST_UNITS} are needed"
-        )
-    if options.policy == "frozen":
-        raise FlytuneError(
-            f"the frozen policy is for CPUs, and this is for {profile.product}",
-            hint="leave --policy out, or build for the CPU with --device cpu",
-        )
-
-
-def _check_amd(profile: DeviceProfile, options: BuildOptions) -> None:
-    if not options.runs_nothing:
-        raise FlytuneError(
-            f"no timing on AMD GPUs yet: {profile.product}",
-            hint="compile for it with --compile-only",
-        )
-    if profile.arch not in _AMD_ARCHS:
-        raise FlytuneError(
-            f"no builds for this architecture: {profile.arch}",
-            hint=f"known are {', '.join(_AMD_ARCHS)}",
-        )
-    if "FLYDSL" in (options.backends or ("FLYDSL",)):
-        require_flydsl(profile.arch)
-
-
 def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
     """Return why no program stands for the model's GEMMs; nothing where one does."""
     if options.tp > 1:
@@ -210,10 +122,6 @@ def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
     if profile is not None and profile.vendor == "amd":
         return f"one for {profile.product}"
     return ""
-
-
-def _units(profile: DeviceProfile) -> int:
-    return int(profile.properties["multi_processor_count"])
 
 
 def _policy(

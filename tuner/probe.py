@@ -28,7 +28,7 @@ from flytune.caches.inductor import (
     widen_search,
 )
 from flytune.caches.ledger_hooks import SELECT
-from flytune.caches.policy import ServingPolicy
+from flytune.caches.policy import ServingPolicy, uses_flydsl
 from flytune.caches.program import Piece, ProgramSpec, build_program
 from flytune.caches.stand_in import fake_tensors, stand_in, take_build
 from flytune.shapes.gemm import GemmShape
@@ -153,15 +153,10 @@ def _until_lowered(call: Callable[[], Any]) -> None:
             raise
 
 
-def _offers_flydsl(policy: ServingPolicy) -> bool:
-    backends = str(policy.inductor.get("max_autotune_gemm_backends", ""))
-    return FLYDSL in backends.lower().split(",")
-
-
 def _lower(request: Mapping[str, Any], policy: ServingPolicy) -> Probe:
     """Lower the request's program, or its shapes one by one."""
     probe = Probe()
-    probe.arm(flydsl=_offers_flydsl(policy))
+    probe.arm(flydsl=uses_flydsl(policy))
     if "program" in request:
         spec = ProgramSpec.from_json(request["program"])
         probe.run(build_program(spec, seed=0, device=policy.device), policy, seed=0)

@@ -5,13 +5,11 @@ import hashlib
 import importlib.metadata
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.flydsl_kernel import FlyDSLKernel
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
@@ -19,15 +17,12 @@ from flytune.caches.placing import CACHES
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.caches.verify import Verdict, verify_directory
-from flytune.caches.verify_kernels import ASKED_NAME, looked_up, write_asked
 from flytune.tuner.bake import Bake
-from flytune.tuner.candidate import FLYDSL, BuildResult, Enumeration
-from flytune.tuner.decision import Decision, untimed_records
-from flytune.tuner.flydsl_builder import kernel_of
+from flytune.tuner.candidate import Enumeration
+from flytune.tuner.decision import Decision
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
-from flytune.tuner.recall import BuiltKernels
 from flytune.tuner.search import device_of
 from flytune.tuner.tasks import Coverage
 
@@ -76,95 +71,12 @@ def publish(
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
         staging, trial = Path(directory) / "bundle", Path(directory) / "trial"
         _stage(staging, made.plan, decisions, baked)
-        manifest = _manifest(made, decisions, baked)
+        manifest = manifest_of(made, decisions, baked)
         shutil.copytree(staging, trial)
         verdict = verify_directory(trial, manifest)
         manifest = replace(manifest, verify=verdict.to_json())
         pack(staging, manifest, out)
     return Built(out, manifest, verdict)
-
-
-def publish_compiled(
-    made: Made,
-    builds: Mapping[str, BuildResult],
-    tools: Mapping[str, str],
-    decisions: tuple[Decision, ...] = (),
-) -> Built:
-    """Pack the kernels of every candidate, for a build where the device is.
-
-    Nothing was timed or run here, and the manifest says so.
-
-    Args:
-        decisions: By times that others recorded, if there are any.
-        tools: What linked them beside the compilers themselves, with digests.
-    """
-    work, out = made.plan.work, made.plan.out
-    with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
-        staging = Path(directory) / "bundle"
-        staging.mkdir()
-        _stage_compiled(staging, made.coverage, builds)
-        records = [record for decision in decisions for record in decision.records]
-        if not decisions:
-            for task in made.coverage.tasks:
-                records += untimed_records(task, builds)
-        write_records(records, staging / RECORDS_NAME)
-        manifest = replace(_manifest(made, decisions, None), timed_on=None)
-        verdict = None
-        if (staging / ASKED_NAME).exists():
-            trial = Path(directory) / "trial"
-            shutil.copytree(staging, trial)
-            verdict = looked_up(trial, str(made.plan.target.hardware["arch"]))
-        manifest = replace(
-            manifest,
-            coverage={**manifest.coverage, **_compiled_row(records, builds)},
-            bake={**_NOT_BAKED, "tools": dict(tools)},
-            verify=None if verdict is None else verdict.to_json(),
-        )
-        pack(staging, manifest, out)
-    return Built(out, manifest, verdict)
-
-
-def _compiled_row(
-    records: Sequence[TuningRecord], builds: Mapping[str, BuildResult]
-) -> dict[str, Any]:
-    """Return how many candidates became what: in all, and by backend, op and type."""
-    kinds: dict[str, Counter[str]] = {}
-    for record in records:
-        kind = f"{record.backend} {record.op} {record.scaling or record.a_dtype}"
-        kinds.setdefault(kind, Counter())[str(record.status)] += 1
-    return {
-        "candidates": dict(Counter(str(record.status) for record in records)),
-        "by_kind": {kind: dict(kinds[kind]) for kind in sorted(kinds)},
-        "compiled": sum(1 for build in builds.values() if build.files),
-        "sources": dict(Counter(record.source for record in records if record.source)),
-    }
-
-
-def _stage_compiled(
-    staging: Path, coverage: Coverage, builds: Mapping[str, BuildResult]
-) -> None:
-    """Put each kernel where a later build, and FlyDSL itself, look for it."""
-    kernels = BuiltKernels(staging / KERNELS)
-    asked: dict[str, FlyDSLKernel] = {}
-    for task in coverage.tasks:
-        for candidate in task.offered.candidates:
-            build = builds.get(candidate.choice_hash)
-            key = candidate.build_key or candidate.choice_hash
-            if build is None or not build.files or key in asked:
-                continue
-            kernels.keep(build, candidate.build_key)
-            if candidate.backend == FLYDSL:
-                asked[key] = kernel_of(candidate)
-                _write_files(build.files, staging / CACHES)
-    if asked:
-        write_asked(asked.values(), staging / ASKED_NAME)
-
-
-def _write_files(files: Mapping[str, bytes], root: Path) -> None:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
 
 
 def _stage(
@@ -186,9 +98,10 @@ def _stage(
     write_records(records, staging / RECORDS_NAME)
 
 
-def _manifest(
+def manifest_of(
     made: Made, decisions: Sequence[Decision], baked: Bake | None
 ) -> Manifest:
+    """Return the manifest of a build's bundle, not yet verified; None was not baked."""
     plan, options, found = made.plan, made.options, made.found
     target = Target.here(
         threads=options.threads,
@@ -215,11 +128,11 @@ def _manifest(
         timed_on=device_of(plan).name if was_timed else None,
         coverage=_coverage_row(made, decisions),
         winners=tuple(_winner_row(decision) for decision in decisions),
-        bake=_NOT_BAKED if baked is None else baked.to_json(),
+        bake=NOT_BAKED if baked is None else baked.to_json(),
     )
 
 
-_NOT_BAKED: Mapping[str, Any] = {"passes": [], "settled": False, "remaining": {}}
+NOT_BAKED: Mapping[str, Any] = {"passes": [], "settled": False, "remaining": {}}
 
 
 def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any]:

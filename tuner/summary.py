@@ -63,6 +63,7 @@ def _compiled_lines(built: "Built") -> list[str]:
     lines += [
         f"        {kind}: {_counted(some)}" for kind, some in row["by_kind"].items()
     ]
+    lines += [f"        {name}: {said}" for name, said in row["eager"].items()]
     if built.verdict is not None:
         hits = built.verdict.lookups.get("flydsl hit", 0)
         lines.append(f"verify  {hits} kernels of FlyDSL's found, compiling nothing")

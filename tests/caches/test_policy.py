@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 from builds import run_python
 
-from flytune.caches.policy import ServingPolicy, cpu_policy
+from flytune.caches.policy import (
+    ServingPolicy,
+    cpu_policy,
+    cuda_policy,
+    rocm_policy,
+    uses_flydsl,
+)
 from flytune.shapes.errors import FlytuneError
 
 POLICY = cpu_policy("frozen", tokens=(1, 8), threads=2, attention="eager")
@@ -120,6 +126,17 @@ def test_precompiled_entries_are_part_of_the_policy() -> None:
         "caching_precompile": True,
     }
     assert ServingPolicy.from_json(asked.to_json()) == asked
+
+
+def test_flydsl_needs_its_architecture_and_its_full_lists() -> None:
+    common: dict[str, Any] = {"tokens": (1,), "threads": 1, "attention": "sdpa"}
+    policy = rocm_policy(arch="gfx950", **common)
+    assert uses_flydsl(policy)
+    assert policy.env["FLYDSL_GPU_ARCH"] == "gfx950"
+    assert policy.inductor["flydsl_enable_autotuning"] is True
+    without = rocm_policy(arch="gfx950", backends=("ATEN", "TRITON"), **common)
+    assert not uses_flydsl(without)
+    assert without == cuda_policy(**common)
 
 
 def test_frozen_graphs_cannot_be_precompiled() -> None:

@@ -5,14 +5,15 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from builds import LLAMA, Build, copied
 from click.testing import CliRunner, Result
 
 from flytune.caches import device_profile
 from flytune.caches.device_profile import find_profile
-from flytune.tuner import plan
-from flytune.tuner.build_command import KNOWN_BACKENDS, parse_backends
+from flytune.tuner import plan_device
+from flytune.tuner.build_command import KNOWN_BACKENDS, parse_backends, parse_ops
 from flytune.tuner.cli import main
 
 COMPILE = ("--target", "h200", "--compile-only")
@@ -20,7 +21,7 @@ COMPILE = ("--target", "h200", "--compile-only")
 
 @pytest.fixture(autouse=True)
 def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (device_profile, plan):
+    for module in (device_profile, plan_device):
         monkeypatch.setattr(module, "live_profile", lambda: None)
 
 
@@ -197,4 +198,21 @@ def hashes(lists: Path) -> list[str]:
 
 def test_backends_are_named_once_in_any_case() -> None:
     assert parse_backends("triton") == ("TRITON",)
-    assert parse_backends(" Aten, triton,ATEN ") == KNOWN_BACKENDS
+    assert parse_backends(" Aten, triton,ATEN ") == ("ATEN", "TRITON")
+    assert parse_backends("aten,triton,flydsl") == KNOWN_BACKENDS
+
+
+def test_ops_are_named_in_any_case_and_gemm_is_one() -> None:
+    assert parse_ops("GEMM, topk,gemm") == ("gemm", "topk")
+    with pytest.raises(click.BadParameter, match="add `gemm`"):
+        parse_ops("rmsnorm")
+    with pytest.raises(click.BadParameter, match="unknown op: `softmax`"):
+        parse_ops("gemm,softmax")
+
+
+@pytest.mark.parametrize("where", [("--device", "cpu"), COMPILE])
+def test_only_an_amd_gpu_has_kernels_besides(
+    tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    done = refused(tmp_path, *where, "--ops", "gemm,rmsnorm")
+    assert "only FlyDSL has kernels to prebuild for --ops rmsnorm" in done.stderr

@@ -9,8 +9,16 @@ from flydsl_candidates import ARCH, PROFILE, builder, entry_of, place
 from flytune.caches.columns import Status
 from flytune.caches.flydsl_cache import missing_entries
 from flytune.caches.flydsl_eager import RMS_NORM, TOPK, EagerKernel
+from flytune.caches.policy import rocm_policy
 from flytune.tuner.candidate import BuildResult
-from flytune.tuner.eager_flydsl import build_eager, rms_norm_kernel, topk_kernel
+from flytune.tuner.eager_flydsl import (
+    OPS,
+    build_all_eager,
+    build_eager,
+    kernels_for,
+    rms_norm_kernel,
+    topk_kernel,
+)
 
 NORM = EagerKernel(RMS_NORM, 4096, "bfloat16")
 TOP = EagerKernel(TOPK, 1024, k=2)
@@ -71,3 +79,24 @@ def test_another_architecture_has_none() -> None:
     older = replace(PROFILE, arch="gfx942")
     assert rms_norm_kernel(4096, "bfloat16", 8192, older) is None
     assert topk_kernel(1024, 2, 256, older) is None
+
+
+def test_a_models_sizes_name_the_kernels() -> None:
+    sizes = {"hidden": 8192, "vocabulary": 128256, "dtype": "bfloat16"}
+    found = tuple(kernels_for(OPS, sizes, (1, 64, 4096, 8192), PROFILE))
+    assert found[0] == EagerKernel(RMS_NORM, 8192, "bfloat16")
+    tops = [kernel for kernel in found if kernel.op == TOPK]
+    assert found[1:] == tuple(tops)
+    assert {kernel.n for kernel in tops} == {128256}
+    assert len({kernel.k for kernel in tops}) == len(tops) > 0
+    assert tuple(kernels_for(OPS, sizes, (1, 64), PROFILE)) == ()
+    assert tuple(kernels_for(("rmsnorm",), sizes, (4096,), PROFILE)) == found[:1]
+
+
+def test_they_are_compiled_in_a_process_of_their_own(tmp_path: Path) -> None:
+    sizes = {"hidden": 4096, "vocabulary": 1000, "dtype": "bfloat16"}
+    policy = rocm_policy(tokens=(8192,), threads=1, attention="sdpa", arch=ARCH)
+    (one,) = build_all_eager(("rmsnorm",), sizes, policy, PROFILE, tmp_path)
+    assert (one.kernel, one.result.status) == (NORM, Status.OK)
+    root = place({one.kernel.name: one.result}, tmp_path / "placed")
+    assert missing_entries(root, [NORM], ARCH) == ()

@@ -11,7 +11,7 @@ from flytune.caches.policy import cpu_policy
 from flytune.caches.program import Bake, ProgramSpec
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
-from flytune.tuner import plan
+from flytune.tuner import plan, plan_device
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import GIB, free_bytes, make_plan, needed_bytes
 
@@ -200,7 +200,7 @@ def device(**properties: Any) -> DeviceProfile:
 
 
 def live(patch: pytest.MonkeyPatch, profile: DeviceProfile | None) -> None:
-    patch.setattr(plan, "live_profile", lambda: profile)
+    patch.setattr(plan_device, "live_profile", lambda: profile)
 
 
 def small(tmp_path: Path, **changes: Any) -> BuildOptions:
