@@ -20,6 +20,7 @@ class File:
     name: str
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    ended: float = 0.0
 
 
 class ByFile:
@@ -46,11 +47,13 @@ class ByFile:
             self._end(worker)
             file = self._files[worker] = File(name)
         file.seconds += report.duration
+        file.ended = time.monotonic()
         if report.failed:
             # At once: a run that is stopped prints no summary.
             crash = getattr(report.longrepr, "reprcrash", None)
             why = getattr(crash, "message", str(report.longrepr))
-            self._say(f"{worker} FAILED in {report.when} {report.nodeid}: {why}")
+            line = f"{worker} FAILED in {report.when} {report.nodeid}: {why}"
+            self._say(file.ended, line)
         if report.when == "call" or report.skipped:
             file.outcomes[report.outcome] += 1
         elif report.failed:
@@ -68,8 +71,9 @@ class ByFile:
         if (file := self._files.pop(worker, None)) is None:
             return
         ended = ", ".join(f"{n} {what}" for what, n in sorted(file.outcomes.items()))
-        self._say(f"{worker} {file.name}: {ended}, {file.seconds:.1f} s")
+        line = f"{worker} {file.name}: {ended}, {file.seconds:.1f} s"
+        self._say(file.ended, line)
 
-    def _say(self, line: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
+    def _say(self, at: float, line: str) -> None:
+        minutes, seconds = divmod(int(at - self._start), 60)
         self._terminal.write_line(f"[{minutes:02}:{seconds:02}] {line}")

@@ -4,6 +4,8 @@
 without compiling.
 """
 
+import importlib.util
+import inspect
 import json
 import multiprocessing
 import os
@@ -20,6 +22,7 @@ import pytest
 
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.flydsl_kernel import FlyDSLKernel, lookups, set_environment
+from flytune.tuner.builder import build
 from flytune.tuner.candidate import FLYDSL, BuildResult, Candidate, TensorSpec
 from flytune.tuner.flydsl_keys import build_key
 
@@ -138,6 +141,35 @@ def blind(folder: str) -> None:
     os.environ["HSA_OVERRIDE_GFX_VERSION"] = "9.4.2"
     os.environ["ARCH"] = "x86_64"
     os.environ["FLYDSL_RUNTIME_ENABLE_CACHE"] = "0"
+
+
+def plainly(candidate: Candidate) -> BuildResult:
+    """Build anew, without the memory of positions."""
+    for path in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.pkl"):
+        path.unlink()
+    spec = importlib.util.find_spec("inspect")
+    assert spec is not None
+    assert spec.loader is not None
+    unchanged: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unchanged)
+    changed: Any = inspect
+    fast = changed._get_code_position
+    changed._get_code_position = unchanged._get_code_position
+    assert fast is not unchanged._get_code_position
+    try:
+        return build(candidate, PROFILE)
+    finally:
+        changed._get_code_position = fast
+
+
+def with_rocm(root: str, candidate: Candidate) -> BuildResult:
+    """Build with another linker, which FlyDSL looks for at each compilation."""
+    good = os.environ["ROCM_PATH"]
+    os.environ["ROCM_PATH"] = root
+    try:
+        return build(candidate, PROFILE)
+    finally:
+        os.environ["ROCM_PATH"] = good
 
 
 def place(results: Mapping[str, BuildResult], root: Path) -> Path:

@@ -205,9 +205,9 @@ class _Work:
             if result is None:
                 yield None
                 continue
-            stage.advance(result.reason)
             first, *others = group_of[result.choice_hash]
             self._store.keep(result, first.build_key)
+            stage.advance(result.reason)
             yield result
             for other in others:
                 yield replace(result, choice_hash=other.choice_hash)

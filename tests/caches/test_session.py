@@ -107,7 +107,7 @@ def test_a_mode_and_steady_calls_are_asked_for(monkeypatch: pytest.MonkeyPatch) 
     piece = Piece("piece", module, lambda tokens, _: ((torch.ones(tokens, 4),), {}))
     policy = cpu_policy("unfrozen", tokens=(1, 2), threads=1, attention="eager")
     calls = run_rounds(
-        piece, policy, 1, again=False, grads=False, mode="max-autotune", steady=3
+        piece, policy, 1, again=False, variants=False, mode="max-autotune", steady=3
     )
     assert modes == ["max-autotune"]
     steady = [call for call in calls if call.round == "steady"]

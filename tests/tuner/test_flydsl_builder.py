@@ -1,17 +1,21 @@
 """FlyDSL's kernels, really compiled for a device that is not here."""
 
-import importlib.util
-import inspect
-import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from flydsl_candidates import ARCH, PROFILE, Rendered, builder, entry_of
+from flydsl_candidates import (
+    ARCH,
+    PROFILE,
+    Rendered,
+    builder,
+    entry_of,
+    plainly,
+    with_rocm,
+)
 
 from flytune.caches.code_object import lds_bytes
 from flytune.caches.columns import Status
@@ -64,25 +68,6 @@ def test_kernels_of_one_key_are_one_entry(
     assert first.files == second.files
     assert second.compile_s < first.compile_s / 4
     assert len(set(entries)) == len(entries) - 1
-
-
-def plainly(candidate: Candidate) -> BuildResult:
-    """Build anew, without the memory of positions."""
-    for path in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.pkl"):
-        path.unlink()
-    spec = importlib.util.find_spec("inspect")
-    assert spec is not None
-    assert spec.loader is not None
-    unchanged: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(unchanged)
-    changed: Any = inspect
-    fast = changed._get_code_position
-    changed._get_code_position = unchanged._get_code_position
-    assert fast is not unchanged._get_code_position
-    try:
-        return build(candidate, PROFILE)
-    finally:
-        changed._get_code_position = fast
 
 
 def test_what_is_compiled_already_is_returned_again(
@@ -160,16 +145,6 @@ def test_a_kernel_that_does_not_compile_is_a_row(
     assert (result.status, result.files) == (status, {})
     assert said in result.reason
     assert "\n" not in result.reason
-
-
-def with_rocm(root: str, candidate: Candidate) -> BuildResult:
-    """Build with another linker, which FlyDSL looks for at each compilation."""
-    good = os.environ["ROCM_PATH"]
-    os.environ["ROCM_PATH"] = root
-    try:
-        return build(candidate, PROFILE)
-    finally:
-        os.environ["ROCM_PATH"] = good
 
 
 @pytest.mark.parametrize("script", ["", "exit 1"])
