@@ -20,10 +20,14 @@ class File:
     name: str
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    ended: float = 0.0
 
 
 class ByFile:
-    """Prints what became of a worker's file when it begins another, or ends."""
+    """Prints what became of a worker's file when it begins another, or ends.
+
+    A failure is said at once besides.
+    """
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal, self._start = terminal, time.monotonic()
@@ -43,6 +47,13 @@ class ByFile:
             self._end(worker)
             file = self._files[worker] = File(name)
         file.seconds += report.duration
+        file.ended = time.monotonic()
+        if report.failed:
+            # At once: a run that is stopped prints no summary.
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = getattr(crash, "message", str(report.longrepr))
+            line = f"{worker} FAILED in {report.when} {report.nodeid}: {why}"
+            self._say(file.ended, line)
         if report.when == "call" or report.skipped:
             file.outcomes[report.outcome] += 1
         elif report.failed:
@@ -59,9 +70,10 @@ class ByFile:
     def _end(self, worker: str) -> None:
         if (file := self._files.pop(worker, None)) is None:
             return
-        minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
         ended = ", ".join(f"{n} {what}" for what, n in sorted(file.outcomes.items()))
-        self._terminal.write_line(
-            f"[{minutes:02}:{seconds:02}] {worker} {file.name}: {ended}, "
-            f"{file.seconds:.1f} s"
-        )
+        line = f"{worker} {file.name}: {ended}, {file.seconds:.1f} s"
+        self._say(file.ended, line)
+
+    def _say(self, at: float, line: str) -> None:
+        minutes, seconds = divmod(int(at - self._start), 60)
+        self._terminal.write_line(f"[{minutes:02}:{seconds:02}] {line}")

@@ -37,15 +37,20 @@ FIRST = (
     "tuner/test_compile_gfx950.py",
     "tuner/test_workers.py",
     "tuner/test_cluster.py",
-    "tuner/test_builder.py",
-    "tuner/test_compile_only.py",
-    "tuner/test_build.py",
     "caches/test_hook.py",
+    "tuner/test_builder.py",
     "caches/test_ledger.py",
+    "tuner/test_compile_only.py",
+    "tuner/test_gfx950_lists.py",
     "tuner/test_search.py",
+    "caches/test_stand_in.py",
+    "tuner/test_build.py",
+    "shapes/test_plan.py",
+    "tuner/test_eligibility.py",
+    "tuner/test_gemm_lists.py",
+    "tuner/test_plan.py",
     "tuner/test_verify_command.py",
     "caches/test_ledger_hooks.py",
-    "caches/test_session.py",
 )
 
 
@@ -145,10 +150,13 @@ def flydsl_builds(
     flydsl_kernels: tuple[Rendered, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, BuildResult]:
     """What a process of its own compiles of them, by choice hash."""
-    folder = tmp_path_factory.mktemp("flydsl")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "lists"))
-        candidates = [one.candidate() for one in flydsl_kernels]
-    with builder(folder / "builder") as process:
-        results = process.map(build, candidates, [PROFILE] * len(candidates))
-        return {result.choice_hash: result for result in results}
+
+    def make(folder: Path) -> dict[str, BuildResult]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "lists"))
+            candidates = [one.candidate() for one in flydsl_kernels]
+        with builder(folder / "builder") as process:
+            results = process.map(build, candidates, [PROFILE] * len(candidates))
+            return {result.choice_hash: result for result in results}
+
+    return shared(tmp_path_factory, "flydsl", make)

@@ -42,8 +42,10 @@ def test_every_real_candidate_is_right_and_timed(
         timed = cpu_runner.measure(names[::-1], QUICK)
         assert [result.choice_hash for result in timed] == names[::-1]
         for result in timed:
-            rounds = QUICK.rough_rounds if result.beaten else QUICK.rounds
-            assert (result.status, len(result.samples_us)) == (Status.OK, rounds)
+            # Who is beaten leaves after the rough rounds, or at the last look.
+            ends = {QUICK.rounds} | ({QUICK.rough_rounds} if result.beaten else set())
+            assert result.status is Status.OK
+            assert len(result.samples_us) in ends
             assert all(sample > 0 for sample in result.samples_us)
             assert result.method.startswith("interleaved rounds, ")
         ops.add((made.offered.op, len(results)))
