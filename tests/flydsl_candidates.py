@@ -197,35 +197,6 @@ def named_entry(precompile: Callable[[], object]) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def plainly(candidate: Candidate) -> BuildResult:
-    """Build anew, without the memory of positions."""
-    for path in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.pkl"):
-        path.unlink()
-    spec = importlib.util.find_spec("inspect")
-    assert spec is not None
-    assert spec.loader is not None
-    unchanged: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(unchanged)
-    changed: Any = inspect
-    fast = changed._get_code_position
-    changed._get_code_position = unchanged._get_code_position
-    assert fast is not unchanged._get_code_position
-    try:
-        return build(candidate, PROFILE)
-    finally:
-        changed._get_code_position = fast
-
-
-def with_rocm(root: str, candidate: Candidate) -> BuildResult:
-    """Build with another linker, which FlyDSL looks for at each compilation."""
-    good = os.environ["ROCM_PATH"]
-    os.environ["ROCM_PATH"] = root
-    try:
-        return build(candidate, PROFILE)
-    finally:
-        os.environ["ROCM_PATH"] = good
-
-
 def main() -> None:
     cache, result = map(Path, sys.argv[1:3])
     set_environment(cache, ARCH, FLYDSL_RUNTIME_RUN_ONLY="1")
