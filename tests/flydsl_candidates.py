@@ -43,7 +43,7 @@ PROFILE = DeviceProfile(
         "total_memory": 288 * 2**30,
     },
     max_shared_bytes=160 * 2**10,
-    captured_with={},
+    captured_with={"hip": "7.2.26015"},
 )
 
 

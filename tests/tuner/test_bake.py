@@ -22,7 +22,7 @@ from flytune.tuner.candidate import Enumeration
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
-from flytune.tuner.publish import Built, Made, _manifest
+from flytune.tuner.publish import Built, Made, manifest_of
 from flytune.tuner.summary import built_text
 from flytune.tuner.tasks import Coverage
 
@@ -150,7 +150,7 @@ def test_a_bake_that_never_settles_says_so(
     made = baked(plan, monkeypatch, (COMPILED, HIT), max_passes=3)
     assert made.passes == ({"cpp_compiled": 1},) * 3
     assert (made.settled, made.remaining) == (False, {"cpp_compiled": 1})
-    manifest = manifest_of(plan, made)
+    manifest = unlisted(plan, made)
     assert manifest.bake == {
         "passes": [{"cpp_compiled": 1}] * 3,
         "settled": False,
@@ -164,11 +164,11 @@ def test_a_bake_that_never_settles_says_so(
     assert "baked   3 passes, not settled" in lines
 
 
-def manifest_of(plan: Plan, made: Bake) -> Manifest:
+def unlisted(plan: Plan, made: Bake) -> Manifest:
     """The manifest of a build that offered no list."""
     found = Enumeration((), "ab", None, {})
     whole = Made(plan, options_of(plan, 3), found, Coverage((), (), ()))
-    return _manifest(whole, (), made)
+    return manifest_of(whole, (), made)
 
 
 @pytest.mark.parametrize("policy", ["unfrozen", "frozen"])

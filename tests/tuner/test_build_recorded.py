@@ -1,0 +1,87 @@
+"""Builds that are decided by other people's times, from the model to the bundle."""
+
+from pathlib import Path
+
+import pytest
+from builds import DATA, Build, run_build, unpacked
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.records import TuningRecord, read_records
+from flytune.tuner.candidate import ATEN, FLYDSL
+from flytune.tuner.publish import RECORDS_NAME
+from flytune.tuner.recorded_runner import METHOD
+
+TABLE = DATA / "recorded" / "flydsl.csv"
+MODELS = ("Llama-3.1-8B", "Qwen3-32B", "Llama-3.3-70B")
+
+
+def built(model: str, quant: str, folder: Path) -> Build:
+    arguments = (
+        *("build", "--model", model, "--tokens", "32", "--target", "mi355x"),
+        *("--engine", "vllm", "--quant", quant, "--backends", "ATEN,FLYDSL"),
+        *("--runner", f"recorded:{TABLE}", "--work", str(folder / "work")),
+    )
+    return run_build(arguments, folder / "bundle.tar.zst", folder / "home")
+
+
+def records(build: Build, folder: Path) -> tuple[TuningRecord, ...]:
+    return read_records(unpacked(build.bundle, folder) / RECORDS_NAME)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return built("Llama-3.1-8B", "mxfp8", tmp_path_factory.mktemp("recorded"))
+
+
+def test_the_bundle_says_whose_times_they_are(build: Build) -> None:
+    manifest = Bundle.open(build.bundle).manifest
+    assert (manifest.timed_on, manifest.software) == (None, "stand-in")
+    # The published part of the table: o_proj, and gate and up together.
+    assert manifest.coverage["tuned"] == 2
+    (source,) = manifest.coverage["sources"]
+    assert source.startswith("flydsl.csv: pytorch/pytorch#194987")
+    assert manifest.coverage["sources"][source] == 4
+    assert "by 4 times that others recorded; none was timed here" in build.stdout
+    won = {w["modules"][0].rpartition(".")[2]: w["backend"] for w in manifest.winners}
+    assert (won["o_proj"], won["gate_up_proj"]) == (FLYDSL, FLYDSL)
+    # Without a time the library's kernel is left.
+    assert (won["qkv_proj"], won["down_proj"], won["lm_head"]) == (ATEN,) * 3
+
+
+def test_a_missing_time_is_missing(build: Build, tmp_path: Path) -> None:
+    rows = records(build, tmp_path / "b")
+    timed = [row for row in rows if row.median_us is not None]
+    assert len(timed) == 4
+    assert {row.method for row in timed} == {METHOD}
+    speedups = {
+        row.n: round(library.median_us / row.median_us, 2)
+        for row in timed
+        for library in timed
+        if row.backend == FLYDSL and library.backend == ATEN and library.n == row.n
+        if library.median_us is not None and row.median_us is not None
+    }
+    # As published: 65.5 over 31.3 and 254.1 over 181.6 TFLOP/s.
+    assert speedups == {4096: 2.09, 28672: 1.4}
+    untimed = [row for row in rows if row.median_us is None]
+    assert {row.reason for row in untimed} == {"no recorded time"}
+    assert {row.source for row in untimed} == {None}
+
+
+def test_only_what_has_a_time_is_compiled(build: Build) -> None:
+    # One candidate of FlyDSL's stands for it; both shapes may ask for one kernel.
+    assert Bundle.open(build.bundle).manifest.coverage["compiled"] in (1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("quant", ["bf16", "mxfp8", "mxfp4"])
+def test_every_model_in_every_type(model: str, quant: str, tmp_path: Path) -> None:
+    made = built(model, quant, tmp_path)
+    coverage = Bundle.open(made.bundle).manifest.coverage
+    assert (coverage["missing"], coverage["unplanned"]) == ([], [])
+    assert coverage["lists"] == 5
+    rows = records(made, tmp_path / "b")
+    assert sum(row.winner for row in rows) == 5
+    assert sum(row.median_us is not None for row in rows) == sum(
+        coverage["sources"].values()
+    )
