@@ -115,8 +115,12 @@ def benchmark_key(inputs_key: str, device_type: str) -> str:
     return str(make(inputs_key, device_type, False))
 
 
-def stores_closures() -> bool:
-    """Whether a stored guard may look into a function's closure (not in 2.11)."""
+def precompiles_safely() -> bool:
+    """Whether a call that no entry holds for is traced, where entries are asked for.
+
+    torch 2.11 fails such a call where it cannot store one of its guards, as those of
+    transformers' layers; 2.15 traces it.
+    """
     return release(torch_version()) >= NEWEST_TORCH
 
 

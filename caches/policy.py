@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from flytune.caches.compat import precompiles_safely, torch_version
 from flytune.caches.hook.flytune_hook import set_default
 from flytune.shapes.errors import FlytuneError
 
@@ -59,6 +60,12 @@ class ServingPolicy:
             raise FlytuneError(
                 "torch stores no frozen graph, so that nothing can be precompiled",
                 hint="leave out --precompiled, or build under the unfrozen policy",
+            )
+        if not precompiles_safely():
+            raise FlytuneError(
+                f"torch {torch_version()} fails a call that no precompiled entry holds "
+                "for",
+                hint="leave out --precompiled, or serve with torch 2.15",
             )
         # A size in each of the ways that torch tells apart has an entry of its own.
         limits = _static_sizes(4 * len(self.tokens))

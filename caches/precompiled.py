@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
-from flytune.caches.compat import private, stores_closures, wrap
+from flytune.caches.compat import private, wrap
 
 _GUARDS = "torch._dynamo.guards"
 _PACKAGE = "torch._dynamo.package"
@@ -64,13 +64,11 @@ class Precompiler:
         return init
 
     def _keeps(self, guard: Any) -> bool:
-        name = guard.orig_guard.name
         kinds = {guard.guard_type, *guard.derived_guard_types}
-        lost = not stores_closures() and "__closure__" in name
-        if lost or not kinds.isdisjoint(self._refused):
-            self.dropped.add(f"{guard.guard_type} on {name}")
-            return False
-        return True
+        if kinds.isdisjoint(self._refused):
+            return True
+        self.dropped.add(f"{guard.guard_type} on {guard.orig_guard.name}")
+        return False
 
 
 def _in_its_module(inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from results import write_result
 
 from flytune.caches import Bundle
 from flytune.caches.child import clean_environment
+from flytune.caches.compat import precompiles_safely
 from flytune.caches.ledger import Kind, read_events
 from flytune.caches.placing import CACHES
 from flytune.caches.policy import CUDA_POLICY, ServingPolicy
@@ -109,7 +110,7 @@ class _How:
         more = ("--bake", "model") if layers else ()
         built = functools.partial(self._built, model, tokens)
         bundles = {BUNDLE: built(BUNDLE, more)}
-        if self._name != "frozen":
+        if self._name != "frozen" and precompiles_safely():
             earlier = ("--from", str(bundles[BUNDLE].path), "--precompiled")
             bundles[PRECOMPILED] = built(PRECOMPILED, (*more, *earlier))
         plain = bundles[BUNDLE]
