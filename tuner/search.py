@@ -13,6 +13,7 @@ from dataclasses import replace
 from flytune.caches.columns import Status
 from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
+from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide, lone
 from flytune.tuner.journal import Journal
@@ -121,10 +122,16 @@ def decide_recorded(
         The decisions, in the order of the tasks, and what was built.
 
     Raises:
-        FlytuneError: a list has no candidate that was built, or Ray cannot be had.
+        FlytuneError: no list has a time, one has no candidate that was built, or Ray
+            cannot be had.
     """
     runner = RecordedRunner(times)
     timed = [runner.timed(task) for task in tasks]
+    if not any(timed):
+        raise FlytuneError(
+            f"no list of this build has a recorded time: {options.recorded}",
+            hint="compile its candidates alone with --compile-only",
+        )
     wanted = [only(task, names) for task, names in zip(tasks, timed, strict=True)]
     progress.say(
         f"tune: {sum(map(bool, timed))} of {len(tasks)} lists have recorded times"

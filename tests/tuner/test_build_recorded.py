@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from builds import DATA, Build, run_build, unpacked
+from builds import DATA, Build, flytune, run_build, unpacked
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.records import TuningRecord, read_records
@@ -12,16 +12,19 @@ from flytune.tuner.publish import RECORDS_NAME
 from flytune.tuner.recorded_runner import METHOD
 
 TABLE = DATA / "recorded" / "flydsl.csv"
-MODELS = ("Llama-3.1-8B", "Qwen3-32B", "Llama-3.3-70B")
 
 
-def built(model: str, quant: str, folder: Path) -> Build:
-    arguments = (
+def arguments_for(model: str, quant: str, folder: Path) -> tuple[str, ...]:
+    return (
         *("build", "--model", model, "--tokens", "32", "--target", "mi355x"),
         *("--engine", "vllm", "--quant", quant, "--backends", "ATEN,FLYDSL"),
         *("--runner", f"recorded:{TABLE}", "--work", str(folder / "work")),
     )
-    return run_build(arguments, folder / "bundle.tar.zst", folder / "home")
+
+
+def built(model: str, quant: str, folder: Path) -> Build:
+    out = folder / "bundle.tar.zst"
+    return run_build(arguments_for(model, quant, folder), out, folder / "home")
 
 
 def records(build: Build, folder: Path) -> tuple[TuningRecord, ...]:
@@ -73,15 +76,27 @@ def test_only_what_has_a_time_is_compiled(build: Build) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("quant", ["bf16", "mxfp8", "mxfp4"])
-def test_every_model_in_every_type(model: str, quant: str, tmp_path: Path) -> None:
-    made = built(model, quant, tmp_path)
+def test_plain_products_have_times_too(tmp_path: Path) -> None:
+    made = built("Llama-3.1-8B", "bf16", tmp_path)
     coverage = Bundle.open(made.bundle).manifest.coverage
     assert (coverage["missing"], coverage["unplanned"]) == ([], [])
-    assert coverage["lists"] == 5
+    assert (coverage["lists"], coverage["tuned"]) == (5, 1)
     rows = records(made, tmp_path / "b")
     assert sum(row.winner for row in rows) == 5
-    assert sum(row.median_us is not None for row in rows) == sum(
-        coverage["sources"].values()
+    # Both lose to the library as published, in its own shape.
+    (won,) = (row for row in rows if row.winner and row.median_us is not None)
+    assert (won.backend, won.n, won.k) == (ATEN, 4096, 4096)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["Qwen3-32B", "Llama-3.3-70B"])
+def test_a_table_of_other_shapes_is_told_before_anything_is_compiled(
+    tmp_path: Path, model: str
+) -> None:
+    done = flytune(
+        tmp_path / "home", *arguments_for(model, "mxfp4", tmp_path), "--out", "b"
     )
+    assert (done.returncode, done.stdout) == (1, "")
+    said = f"error: no list of this build has a recorded time: {TABLE}\n"
+    assert said in done.stderr
+    assert "] build: " not in done.stderr
