@@ -28,6 +28,7 @@ JIT = "flydsl.compiler.jit_function"
 # They would change the architecture that FlyDSL compiles for, or turn compiling off.
 FOREIGN = ("ARCH", "HSA_OVERRIDE_GFX_VERSION", "COMPILE_ONLY")
 BLIND = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+"""What a process must have to see no device of either vendor."""
 
 
 class Tensor(NamedTuple):

@@ -46,6 +46,11 @@ class ServingPolicy:
     """Environment variables that serving must have."""
 
     @property
+    def frozen(self) -> bool:
+        """Whether graphs hold their weights, which torch then refuses to cache."""
+        return bool(self.inductor.get("freezing"))
+
+    @property
     def precompiled(self) -> bool:
         """Whether Dynamo's own entries are stored and looked for."""
         return bool(self.dynamo.get(PRECOMPILE))
@@ -56,7 +61,7 @@ class ServingPolicy:
         Raises:
             FlytuneError: torch stores none of what the policy makes.
         """
-        if self.inductor.get("freezing"):
+        if self.frozen:
             raise FlytuneError(
                 "torch stores no frozen graph, so that nothing can be precompiled",
                 hint="leave out --precompiled, or build under the unfrozen policy",

@@ -192,8 +192,7 @@ def run_rounds(
     for tokens in shuffled * steady:
         calls.append(_call(piece, compiled, tokens, "steady", seed))
     # A frozen graph is lowered anew each time: more would only repeat the first.
-    frozen = bool(policy.inductor.get("freezing"))
-    if variants and not frozen:
+    if variants and not policy.frozen:
         for context, grads in _variants(policy):
             piece.module.requires_grad_(grads)
             with context():
@@ -202,7 +201,7 @@ def run_rounds(
                     for tokens in shuffled
                 ]
         piece.module.requires_grad_(False)
-    if again and not frozen:
+    if again and not policy.frozen:
         torch._dynamo.reset()
         compiled = torch.compile(piece.module, dynamic=policy.dynamic, **given)
         calls += [_call(piece, compiled, tokens, "reset", seed) for tokens in shuffled]

@@ -134,7 +134,7 @@ def judge(
     """
     events = read_events(result["ledger"]["events"])
     lookups = read_lookups(result["ledger"]["lookups"])
-    frozen = bool(policy.inductor.get("freezing"))
+    frozen = policy.frozen
     aside = ASIDE - {Kind.TRACED} if policy.precompiled else ASIDE
     refused = tuple(k for k in lookups if k.layer == "fx" and k.state == "bypass")
     failures = [

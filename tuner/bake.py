@@ -100,7 +100,7 @@ def bake(
     cache_dir.mkdir(parents=True)
     if timings:
         write_timings(cache_dir, system, timings)
-    passes = _Passes(frozen=bool(plan.policy.inductor.get("freezing")))
+    passes = _Passes(plan.policy.frozen)
     descends = bool(plan.policy.inductor.get("coordinate_descent_tuning"))
     # One for the graphs, one for them again, and one that finds nothing to do.
     max_passes = max(options.bake_passes, 3 if descends else 2)

@@ -20,6 +20,7 @@ from flytune.caches.child import clean_environment, die_with_parent, run_module
 from flytune.caches.compat import private
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.flydsl_eager import RMS_NORM, TOPK, EagerKernel
+from flytune.caches.flydsl_kernel import BLIND
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.records import Status
 from flytune.tuner.candidate import BuildResult, failure
@@ -70,8 +71,7 @@ def build_all_eager(
     }
     with tempfile.TemporaryDirectory(prefix="flytune-eager-") as directory:
         result = Path(directory) / "built.pickle"
-        env = clean_environment(policy, Path(directory) / "cache")
-        env |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        env = clean_environment(policy, Path(directory) / "cache", **BLIND)
         run_module(MODULE, request, result, env, what="compiling torch's own kernels")
         found: tuple[EagerBuild, ...] = pickle.loads(result.read_bytes())
     return found

@@ -170,7 +170,7 @@ def needed_bytes(
     # The embedding is of the head's size.
     piece = layer + 2 * head if program.bake == "model" else max(layer, head)
     packed = 0
-    if policy.inductor.get("freezing"):
+    if policy.frozen:
         each = program.depth * layer + head if program.bake == "model" else piece
         packed = each * (1 + len(policy.tokens))
     largest = max(weights.values(), default=0)

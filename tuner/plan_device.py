@@ -99,7 +99,7 @@ def _check_amd(profile: DeviceProfile, options: BuildOptions) -> None:
             f"no builds for this architecture: {profile.arch}",
             hint=f"known are {', '.join(_AMD_ARCHS)}",
         )
-    if "FLYDSL" in (options.backends or ("FLYDSL",)):
+    if _wants_flydsl(options):
         require_flydsl(profile.arch)
 
 
@@ -110,13 +110,17 @@ def _check_ops(options: BuildOptions, profile: DeviceProfile | None) -> None:
         FlytuneError: there are none for it.
     """
     amd = profile is not None and profile.vendor == "amd"
-    flydsl = "FLYDSL" in (options.backends or ("FLYDSL",))
     for op in options.ops:
-        if op != "gemm" and not (amd and flydsl):
+        if op != "gemm" and not (amd and _wants_flydsl(options)):
             raise FlytuneError(
                 f"only FlyDSL has kernels to prebuild for --ops {op}, on an AMD GPU",
                 hint="leave it out, or build with --target mi355x",
             )
+
+
+def _wants_flydsl(options: BuildOptions) -> bool:
+    """Whether FlyDSL is among the backends of an AMD GPU: by default it is."""
+    return options.backends is None or "FLYDSL" in options.backends
 
 
 def _units(profile: DeviceProfile) -> int:

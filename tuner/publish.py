@@ -82,7 +82,7 @@ def publish(
 def _stage(
     staging: Path, plan: Plan, decisions: tuple[Decision, ...], baked: Bake
 ) -> None:
-    frozen = bool(plan.policy.inductor.get("freezing"))
+    frozen = plan.policy.frozen
 
     def left_out(_: str, names: list[str]) -> list[str]:
         # Locks say nothing to another host; torch writes a frozen graph's wrapper

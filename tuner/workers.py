@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.flydsl_kernel import BLIND
 from flytune.caches.records import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.builder import build
@@ -83,7 +84,7 @@ class Farm:
             _build_in_worker
         )
         if self._profile is not None:
-            remote = remote.options(runtime_env={"env_vars": _BLIND})
+            remote = remote.options(runtime_env={"env_vars": BLIND})
         waiting = list(reversed(candidates))
         running: dict[Any, tuple[str, float]] = {}
         slots = _slots(nodes)
@@ -140,8 +141,6 @@ class Farm:
         )
 
 
-# Of either vendor.
-_BLIND = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 # A compiler, and torch beside it: a node builds no more at once than its memory holds.
 _BUILD_BYTES = 2**30
 # What a compilation may add to its process, beyond which it fails as out of memory.
