@@ -1,7 +1,7 @@
 """A candidate kernel, the list that Inductor offered it in, and what became of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from flytune.caches.records import Status
@@ -95,6 +95,15 @@ class Enumeration:
     """None where Triton is not installed."""
     system: Mapping[str, Any]
     """What Inductor names its timings file after."""
+
+
+def stored_form() -> dict[str, list[str]]:
+    """Return the fields of all that an enumeration holds, by class.
+
+    Lists are kept on disk, and those of another form cannot be read.
+    """
+    kinds = (Enumeration, CandidateList, Candidate, TensorSpec, Packing)
+    return {kind.__name__: [f.name for f in fields(kind)] for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from flytune.shapes.gemm import GemmShape
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.registry import find_model
+from flytune.tuner.candidate import stored_form
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan_device import device_for
 
@@ -105,6 +106,7 @@ def make_plan(options: BuildOptions) -> Plan:
         "target": target.to_json(),
         "search": options.search,
         # Whose program, and whose lists of candidates, the work directory holds.
+        "form": stored_form(),
         "versions": [importlib.metadata.version(name) for name in _VERSIONED],
     }
     work = options.work / f"{model.name.lower()}-{_digest(identity)}"

@@ -12,6 +12,7 @@ from flytune.caches.program import Bake, ProgramSpec
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner import plan, plan_device
+from flytune.tuner.candidate import stored_form
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import GIB, free_bytes, make_plan, needed_bytes
 
@@ -63,6 +64,22 @@ def test_what_decides_the_kernels_names_the_directory(
         make_plan(options(tmp_path, **changes)).work
         != make_plan(options(tmp_path)).work
     )
+
+
+@pytest.mark.usefixtures("free")
+def test_lists_that_another_version_stored_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = make_plan(options(tmp_path)).work
+    monkeypatch.setattr(plan, "stored_form", lambda: {"Candidate": ["backend"]})
+    assert make_plan(options(tmp_path)).work != before
+
+
+def test_stored_lists_are_named_field_by_field() -> None:
+    form = stored_form()
+    assert "declined" in form["CandidateList"]
+    assert "build_key" in form["Candidate"]
+    assert form["TensorSpec"] == ["sizes", "strides", "dtype", "offset"]
 
 
 def test_short_memory_names_the_largest_gemm(
