@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.directories import variables
 from flytune.caches.policy import ServingPolicy
 from flytune.shapes.errors import FlytuneError
 
@@ -41,8 +42,7 @@ def clean_environment(
     return {
         **plain_environment(),
         **policy.env,
-        # Absolute: a compiler of torch 2.11 runs in another directory.
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir.absolute()),
+        **variables(cache_dir),
         # Kernels are compiled in this process, where the ledger sees them.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple, Self
 
 from flytune.caches.code_object import arch_of, code_objects
 from flytune.caches.compat import private, wrap
+from flytune.caches.directories import variables
 from flytune.caches.host import ABSENT, installed
 from flytune.shapes.errors import FlytuneError
 
-FLYDSL_DIR = "flydsl_compile_cache"
-"""Below `TORCHINDUCTOR_CACHE_DIR`."""
 JIT = "flydsl.compiler.jit_function"
 # They would change the architecture that FlyDSL compiles for, or turn compiling off.
 FOREIGN = ("ARCH", "HSA_OVERRIDE_GFX_VERSION", "COMPILE_ONLY")
@@ -153,8 +152,7 @@ def set_environment(cache_dir: Path, arch: str, **more: str) -> None:
 def _environment(cache_dir: Path, arch: str) -> dict[str, str]:
     return {
         "FLYDSL_GPU_ARCH": arch,
-        # Inductor would choose the same; what torch runs eagerly would not.
-        "FLYDSL_RUNTIME_CACHE_DIR": str(cache_dir.absolute() / FLYDSL_DIR),
+        **variables(cache_dir),
         # Inductor's modules refuse to have one without the other.
         "COMPILE_ONLY": "1",
         "FLYDSL_COMPILE_ONLY": "1",

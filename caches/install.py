@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.device_profile import may_have_accelerator
+from flytune.caches.directories import variables
 from flytune.caches.hook import flytune_hook
 from flytune.caches.host import Part
 from flytune.caches.manifest import Manifest
@@ -126,10 +127,10 @@ def prepare(
         flytune_hook.say(f"bundle not used: {reason}")
         return missed
     directory, mended = place(opened, None if into is None else Path(into))
-    cache = Change("TORCHINDUCTOR_CACHE_DIR", str(directory / CACHES), None)
+    caches = variables(directory / CACHES).items()
     return Installed(
         *(InstallStatus.HIT, opened.path, parts, directory),
-        changes=(*changes, cache),
+        changes=(*changes, *(Change(*pair, None) for pair in caches)),
         mended=mended,
     )
 
@@ -205,10 +206,6 @@ def _changes(manifest: Manifest) -> tuple[Change, ...]:
         if not (plain and name and "=" not in name):
             raise FlytuneError(f"manifest policy has a bad variable: {name!r}")
         changes.append(Change(name, value, None))
-    # Each would lead Inductor or FlyDSL past the installed caches.
-    for name in ("TRITON_CACHE_DIR", "FLYDSL_RUNTIME_CACHE_DIR"):
-        if name not in policy.get("env", {}):
-            changes.append(Change(name, None, None))
     return tuple(changes)
 
 

@@ -28,6 +28,7 @@ IR = "torch._inductor.ir"
 CPP_KERNEL = "torch._inductor.codegen.cpp_template_kernel"
 FLYDSL = "flydsl.compiler.jit_function"
 TRITON = "triton.compiler.compiler"
+TRITON_C = "triton.runtime.build"
 
 Describe = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
@@ -74,6 +75,10 @@ def _source_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
     return str(getattr(args[0], "name", "triton kernel"))
 
 
+def _first_argument(args: tuple[Any, ...], _: dict[str, Any]) -> str:
+    return str(args[0])
+
+
 def _nothing(_: tuple[Any, ...], __: dict[str, Any]) -> str:
     return ""
 
@@ -113,6 +118,8 @@ HOOKS = (
 LATE_HOOKS = (
     # Only what is not in Triton's cache comes this far.
     Hook(TRITON, "ASTSource.make_ir", Kind.TRITON_COMPILED, _source_name),
+    # Modules in C: the one that talks to the driver, and launchers.
+    Hook(TRITON_C, "_build", Kind.CPP_COMPILED, _first_argument),
     Hook(FLYDSL, "MlirCompiler.compile", Kind.FLYDSL_COMPILED, _nothing),
 )
 

@@ -8,8 +8,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-TRITON_DIR = "triton"
-"""Where Inductor puts it, below its own cache directory."""
 _GROUP = "__grp__"
 
 

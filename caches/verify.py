@@ -15,6 +15,7 @@ from typing import Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
+from flytune.caches.directories import TRITON_DIR
 from flytune.caches.keys import KEYS_NAME, GraphKey, explain_miss, read_keys
 from flytune.caches.ledger import (
     ASIDE,
@@ -31,7 +32,7 @@ from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import ProgramSpec
 from flytune.caches.session import tolerance
 from flytune.caches.target import PartStatus, Target, compare
-from flytune.caches.triton_cache import TRITON_DIR, relocate
+from flytune.caches.triton_cache import relocate
 
 # Any seed but the bake's: a graph that holds its weights would then be found out.
 VERIFY_SEED = 20_000

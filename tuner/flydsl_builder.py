@@ -13,8 +13,8 @@ from typing import Any
 
 from flytune.caches.code_object import lds_bytes
 from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.directories import FLYDSL_DIR
 from flytune.caches.flydsl_kernel import (
-    FLYDSL_DIR,
     FlyDSLKernel,
     lookups,
     objects_of,

@@ -30,10 +30,11 @@ from results import write_result
 from flytune.caches import Bundle
 from flytune.caches.child import clean_environment
 from flytune.caches.compat import precompiles_safely
+from flytune.caches.directories import TRITON_DIR
 from flytune.caches.ledger import Kind, read_events
 from flytune.caches.placing import CACHES
 from flytune.caches.policy import CUDA_POLICY, ServingPolicy
-from flytune.caches.triton_cache import TRITON_DIR, relocate
+from flytune.caches.triton_cache import relocate
 from flytune.caches.verify import SESSION
 from flytune.shapes.registry import find_model
 

@@ -131,8 +131,8 @@ def test_only_the_policys_settings_of_torch(
         "TORCHDYNAMO_DISABLE",
         "TORCH_COMPILE_DEBUG",
         "TORCH_CACHING_PRECOMPILE",
-        "TRITON_CACHE_DIR",
-        "FLYDSL_RUNTIME_CACHE_DIR",
+        "TRITON_PRINT_AUTOTUNING",
+        "FLYDSL_AUTOTUNE",
         "FLYTUNE_INSTALLED",
     )
     for name in foreign:
@@ -142,6 +142,7 @@ def test_only_the_policys_settings_of_torch(
     assert [name for name in foreign if name in env] == []
     assert env["OMP_NUM_THREADS"] == "3"
     assert env["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+    assert env["TRITON_CACHE_DIR"] == str(tmp_path / "triton" / "0")
     assert (env["KEPT"], env["MORE"]) == ("yes", "too")
     assert os.environ["TORCHINDUCTOR_FREEZING"] == "1"
     monkeypatch.chdir(tmp_path)

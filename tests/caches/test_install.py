@@ -45,9 +45,11 @@ def test_environment_of_the_process(tmp_path: Path, home: Path) -> None:
     bundle = installable(tmp_path)
     live = json.loads(run(code, bundle, TRITON_CACHE_DIR="/elsewhere").stdout)
     directory = home / Bundle.open(bundle).digest[:16]
-    assert live["TORCHINDUCTOR_CACHE_DIR"] == str(directory / "inductor")
+    inductor = directory / "inductor"
+    assert live["TORCHINDUCTOR_CACHE_DIR"] == str(inductor)
+    assert live["TRITON_CACHE_DIR"] == str(inductor / "triton" / "0")
+    assert live["FLYDSL_RUNTIME_CACHE_DIR"] == str(inductor / "flydsl_compile_cache")
     assert live["OMP_NUM_THREADS"] == "1"
-    assert "TRITON_CACHE_DIR" not in live
     assert tree(directory / "inductor") == {
         name.removeprefix("inductor/"): text for name, text in CACHES.items()
     }

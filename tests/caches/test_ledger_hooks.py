@@ -27,6 +27,25 @@ results = [
 ]
 print(json.dumps([results, ledger.to_json()["events"]]))
 """
+C_MODULE = """
+import json
+from flytune.caches.ledger import Ledger
+from flytune.caches.ledger_hooks import arm
+ledger = Ledger()
+arm(ledger)
+from triton.runtime.build import compile_module_from_src
+lines = (
+    "#include <Python.h>",
+    'static struct PyModuleDef made = {PyModuleDef_HEAD_INIT, "answers", 0, -1, 0};',
+    "PyMODINIT_FUNC PyInit_answers(void) { return PyModule_Create(&made); }",
+)
+def compiled():
+    before = len(ledger.events)
+    compile_module_from_src(chr(10).join(lines), "answers")
+    made = [e for e in ledger.events[before:] if e.kind == "cpp_compiled"]
+    return [word for e in made for word in (e.kind, e.what)]
+print(json.dumps([compiled(), compiled()]))
+"""
 FLYDSL = """
 import importlib.util, json
 from flytune.caches.ledger import Ledger
@@ -92,6 +111,15 @@ def test_triton_and_coordinate_descent_are_counted() -> None:
         ["triton_tuned", "kernel"],
         ["coordinate_descent", ""],
     ]
+
+
+def test_what_triton_compiles_in_c_is_counted(tmp_path: Path) -> None:
+    """As its driver's module is; looked for in the directory that the policy names."""
+    printed = run_python(C_MODULE, env={"TRITON_CACHE_DIR": str(tmp_path)})
+    first, second = json.loads(printed.splitlines()[-1])
+    assert first == ["cpp_compiled", "answers"]
+    assert second == []
+    assert len([p for p in tmp_path.rglob("answers*.so") if p.is_file()]) == 1
 
 
 def test_flydsl_is_watched_from_its_import(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from bundles import manifest, stage
 
+from flytune.caches.directories import TRITON_DIR
 from flytune.caches.install import prepare
 from flytune.caches.packing import pack
 from flytune.caches.target import Target
-from flytune.caches.triton_cache import TRITON_DIR, is_group, relocate
+from flytune.caches.triton_cache import is_group, relocate
 
 KERNEL = "triton_mm"
 KEYS = ("A" * 52, "B" * 52)

@@ -73,7 +73,8 @@ def test_inspect_of_nothing(tmp_path: Path) -> None:
 def test_install_prints_what_a_shell_sets(bundle: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(install_command, [str(bundle)])
     assert "export SERVING='a b'" in result.stdout.splitlines()
-    assert "unset TRITON_CACHE_DIR" in result.stdout.splitlines()
+    kernels = [li for li in result.stdout.splitlines() if "TRITON_CACHE_DIR=" in li]
+    assert len(kernels) == 1
     # What no variable of torch's can set, the import hook sets in each child.
     hook = [li for li in result.stdout.splitlines() if "FLYTUNE_INSTALLED=" in li]
     assert len(hook) == 1

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.device_profile import find_profile
-from flytune.caches.flydsl_kernel import FLYDSL_DIR
+from flytune.caches.directories import FLYDSL_DIR
 from flytune.caches.records import read_records
 from flytune.caches.verify_kernels import ASKED_NAME
 from flytune.tuner.candidate import ATEN, FLYDSL
