@@ -115,11 +115,10 @@ def benchmark_key(inputs_key: str, device_type: str) -> str:
     return str(make(inputs_key, device_type, False))
 
 
-def precompiles_safely() -> bool:
-    """Whether a call that no entry holds for is traced, where entries are asked for.
+def precompiles_inference_mode() -> bool:
+    """Whether an entry that is loaded holds for a call in inference mode.
 
-    torch 2.11 fails such a call where it cannot store one of its guards, as those of
-    transformers' layers; 2.15 traces it.
+    Before 2.15 its guards expect of each weight what it is outside of that mode.
     """
     return release(torch_version()) >= NEWEST_TORCH
 

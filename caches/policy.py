@@ -3,19 +3,17 @@
 A bundle is baked, verified and served under one policy, which the manifest stores.
 """
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from flytune.caches.compat import precompiles_safely, torch_version
-from flytune.caches.hook.flytune_hook import set_default
+from flytune.caches.hook.flytune_hook import MENDS, PRECOMPILE, set_default
 from flytune.shapes.errors import FlytuneError
 
 PolicyName = Literal["unfrozen", "frozen"]
 CUDA_POLICY = "max-autotune-no-cudagraphs"
 """torch.compile's mode of that name."""
-PRECOMPILE = "caching_precompile"
-"""Dynamo's setting, under which it stores its own entries and looks for them."""
 
 # Dynamo's default limit is 8 static sizes of one function, then it falls back to
 # eager; a policy leaves room for the sizes that it names and a few more.
@@ -66,12 +64,6 @@ class ServingPolicy:
                 "torch stores no frozen graph, so that nothing can be precompiled",
                 hint="leave out --precompiled, or build under the unfrozen policy",
             )
-        if not precompiles_safely():
-            raise FlytuneError(
-                f"torch {torch_version()} fails a call that no precompiled entry holds "
-                "for",
-                hint="leave out --precompiled, or serve with torch 2.15",
-            )
         # A size in each of the ways that torch tells apart has an entry of its own.
         limits = _static_sizes(4 * len(self.tokens))
         return replace(self, dynamo={**self.dynamo, **limits, PRECOMPILE: True})
@@ -121,6 +113,9 @@ class ServingPolicy:
                     set_default(config, name, value)
                 except LookupError as error:
                     raise FlytuneError(str(error.args[0])) from error
+        if self.precompiled:
+            for name, mend in MENDS.items():
+                mend(importlib.import_module(name))
 
 
 def cpu_policy(

@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
-from flytune.caches.compat import private, wrap
+from flytune.caches.compat import (
+    NEWEST_TORCH,
+    private,
+    release,
+    torch_version,
+    wrap,
+)
 
 _GUARDS = "torch._dynamo.guards"
 _PACKAGE = "torch._dynamo.package"
@@ -26,6 +32,8 @@ class Precompiler:
         self._refused = private(
             _GUARDS, "CheckFunctionManager.UNSUPPORTED_SERIALIZATION_GUARD_TYPES"
         )[2]
+        # Older ones refuse what is in a function's closure too.
+        self._closures = release(torch_version()) >= NEWEST_TORCH
 
     def arm(self) -> None:
         """Drop what cannot be stored from every guard that is made from now on.
@@ -65,9 +73,11 @@ class Precompiler:
 
     def _keeps(self, guard: Any) -> bool:
         kinds = {guard.guard_type, *guard.derived_guard_types}
-        if kinds.isdisjoint(self._refused):
+        name = guard.orig_guard.name
+        storable = self._closures or "__closure__" not in name
+        if storable and kinds.isdisjoint(self._refused):
             return True
-        self.dropped.add(f"{guard.guard_type} on {guard.orig_guard.name}")
+        self.dropped.add(f"{guard.guard_type} on {name}")
         return False
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.child import die_with_parent
-from flytune.caches.compat import require_torch
+from flytune.caches.compat import precompiles_inference_mode, require_torch
 from flytune.caches.ledger import Ledger
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.precompiled import Precompiler
@@ -216,7 +216,7 @@ def _variants(policy: ServingPolicy) -> Iterator[tuple[Callable[[], Any], bool]]
     import torch
 
     yield torch.no_grad, True
-    if policy.precompiled:
+    if policy.precompiled and precompiles_inference_mode():
         yield torch.inference_mode, True
         yield torch.inference_mode, False
 

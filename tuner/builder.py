@@ -22,7 +22,7 @@ from flytune.tuner.candidate import (
     Candidate,
     failure,
 )
-from flytune.tuner.flydsl_builder import compile_flydsl, require_lds
+from flytune.tuner.flydsl_builder import compile_flydsl, require_shared
 from flytune.tuner.reference import UnsupportedError
 from flytune.tuner.subgraph import DECOMPOSE_K, compile_kernels
 
@@ -79,13 +79,13 @@ def _compiled(
         _precompile(candidate)
     made = sorted(_files(root) - before)
     files = {name: (root / name).read_bytes() for name in made}
-    if profile is not None and profile.vendor == "amd":
-        _refuse_over_lds(files, profile)
+    if profile is not None:
+        _refuse_too_large(files, profile)
     return files
 
 
-def _refuse_over_lds(files: Mapping[str, bytes], profile: DeviceProfile) -> None:
-    """Refuse a Triton kernel that takes more LDS than a workgroup may have.
+def _refuse_too_large(files: Mapping[str, bytes], profile: DeviceProfile) -> None:
+    """Refuse a Triton kernel that takes more shared memory than a block may have.
 
     Triton itself looks only when it loads one.
 
@@ -95,7 +95,7 @@ def _refuse_over_lds(files: Mapping[str, bytes], profile: DeviceProfile) -> None
     for name, text in files.items():
         path = Path(name)
         if path.suffix == ".json" and not is_group(path):
-            require_lds(int(json.loads(text).get("shared", 0)), profile)
+            require_shared(int(json.loads(text).get("shared", 0)), profile)
 
 
 def _precompile(candidate: Candidate) -> None:

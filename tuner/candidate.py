@@ -169,9 +169,9 @@ def failure(error: BaseException, otherwise: Status) -> tuple[Status, str]:
     words = (found or (lines[0] if lines else "no message"))[:300]
     reason = f"{type(error).__name__}: {words}"
     # torch's allocators raise errors of many names, Triton an OutOfResources of its
-    # own, which Inductor passes on in the words of another.
+    # own, which Inductor passes on in the words of others.
     if isinstance(error, MemoryError) or any(said in words for said in _NO_MEMORY):
         return Status.OUT_OF_MEMORY, reason
-    if "OutOfResources" in reason:
+    if "OutOfResources" in reason or "out of resource" in words:
         return Status.OVER_RESOURCES, reason
     return otherwise, reason

@@ -58,6 +58,7 @@ class CudaRunner(LocalRunner):
         self._canary = Canary(self._stream)
         if not self._canary.is_right():
             raise FlytuneError(f"the device multiplies wrongly: {self.uuid}")
+        _load_driver()
 
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         """Time checked candidates against each other, in the order given.
@@ -233,6 +234,17 @@ def _poisoned_memory() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def _load_driver() -> None:
+    """Make Triton ready to launch.
+
+    It compiles a module in C for that where it finds none, and the first candidate
+    would pass for one that was not built.
+    """
+    from triton.runtime import driver
+
+    driver.active.get_current_target()
 
 
 def lock_device(uuid: str) -> IO[str]:

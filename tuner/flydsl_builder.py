@@ -108,13 +108,13 @@ def checked(entries: Sequence[Path], profile: DeviceProfile) -> dict[str, bytes]
             _try_to_write(path.parent)
             raise FileNotFoundError(f"FlyDSL has written no entry: {path.name}")
         entry = path.read_bytes()
-        require_lds(max(map(lds_bytes, objects_of(entry, profile.arch))), profile)
+        require_shared(max(map(lds_bytes, objects_of(entry, profile.arch))), profile)
         files[f"{FLYDSL_DIR}/{path.parent.name}/{path.name}"] = entry
     return files
 
 
-def require_lds(taken_bytes: int, profile: DeviceProfile) -> None:
-    """Refuse a kernel that takes more LDS than a workgroup of the device may have.
+def require_shared(taken_bytes: int, profile: DeviceProfile) -> None:
+    """Refuse a kernel that takes more shared memory, or LDS, than a block may have.
 
     Raises:
         OutOfResources: it does.

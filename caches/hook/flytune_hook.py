@@ -5,6 +5,7 @@ library alone, and nothing newer than Python 3.10. It must never stop the progra
 does not fit disables the bundle with one line.
 """
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -15,12 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any
 
 ACTIVATION_NAME = "activation.json"
+PRECOMPILE = "caching_precompile"
+"""Dynamo's setting by which it looks for entries of its own."""
 INSTALLED_VARIABLE = "FLYTUNE_INSTALLED"
 CHANGES_VARIABLE = "FLYTUNE_CHANGES"
 _WATCHED = (
     "torch",
     "torch._inductor.config",
     "torch._dynamo.config",
+    "torch._dynamo.guards",
+    "torch._dynamo.output_graph",
     "torch._inductor.codecache",
 )
 _CONFIGS = {"torch._inductor.config": "inductor", "torch._dynamo.config": "dynamo"}
@@ -139,6 +144,10 @@ class Hook(AfterImport):
             for name, value in activation[_CONFIGS[module.__name__]].items():
                 yield from self._configure(module, name, value)
             return
+        if module.__name__ in MENDS:
+            if activation["dynamo"].get(PRECOMPILE):
+                self._undo.append(MENDS[module.__name__](module))
+            return
         if module.__name__ == "torch":
             live = _environment_parts(module, activation["kind"])
         else:
@@ -180,6 +189,59 @@ def set_default(config: Any, name: str, value: Any) -> Callable[[], None]:
     previous = entry.env_value_default
     entry.env_value_default = value
     return lambda: setattr(entry, "env_value_default", previous)
+
+
+def allow_unstored(guards: Any) -> Callable[[], None]:
+    """Let any torch compile what it cannot store as a precompiled entry.
+
+    One before 2.15 gives the entry up, and asserts in the next line that there are
+    guards to store. Returns what sets it back.
+
+    Args:
+        guards: the module `torch._dynamo.guards`.
+    """
+    manager = guards.CheckFunctionManager
+    init = manager.__init__
+
+    @functools.wraps(init)
+    def with_state(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        # Not looked at: the entry that it would stand in was given up.
+        if self.guards_state is None:
+            self.guards_state = b""
+
+    manager.__init__ = with_state
+    return lambda: setattr(manager, "__init__", init)
+
+
+def rename_bound(output_graph: Any) -> Callable[[], None]:
+    """Let any torch trace in a module that a precompiled entry was loaded into.
+
+    One before 2.15 numbers the globals that it adds from one in each process, and
+    asserts that none of that name came with an entry. Returns what sets it back.
+
+    Args:
+        output_graph: the module `torch._dynamo.output_graph`.
+    """
+    graph = output_graph.OutputGraph
+    install = graph.install_global
+
+    def install_unbound(self: Any, prefix: str, value: Any) -> str:
+        name: str = output_graph.unique_id(prefix)
+        while name in self.global_scope:
+            name = output_graph.unique_id(prefix)
+        self.install_global_unsafe(name, value)
+        return name
+
+    graph.install_global = install_unbound
+    return lambda: setattr(graph, "install_global", install)
+
+
+# Of torch before 2.15, where precompiled entries are looked for.
+MENDS = {
+    "torch._dynamo.guards": allow_unstored,
+    "torch._dynamo.output_graph": rename_bound,
+}
 
 
 def _as_listed(value: Any) -> Any:

@@ -4,10 +4,10 @@
 
 With `--layers` the program is a whole model of so many layers, else a decoder layer and
 the head, compiled apart. All are the same program under the same policy in fresh
-processes of one run, in turn; so is, where torch stores them, a bundle with precompiled
-entries. Beside them one that knows nothing of flytune: `torch.compile` with the mode
-that tunes. A first call is what a process waits for: loading the cache, and the first
-call of each piece at each size. On a CPU both policies are run.
+processes of one run, in turn; so is, unless graphs are frozen, a bundle with
+precompiled entries. Beside them one that knows nothing of flytune: `torch.compile`
+with the mode that tunes. A first call is what a process waits for: loading the cache,
+and the first call of each piece at each size. On a CPU both policies are run.
 """
 
 import functools
@@ -29,7 +29,6 @@ from results import write_result
 
 from flytune.caches import Bundle
 from flytune.caches.child import clean_environment
-from flytune.caches.compat import precompiles_safely
 from flytune.caches.directories import TRITON_DIR
 from flytune.caches.ledger import Kind, read_events
 from flytune.caches.placing import CACHES
@@ -111,7 +110,7 @@ class _How:
         more = ("--bake", "model") if layers else ()
         built = functools.partial(self._built, model, tokens)
         bundles = {BUNDLE: built(BUNDLE, more)}
-        if self._name != "frozen" and precompiles_safely():
+        if self._name != "frozen":
             earlier = ("--from", str(bundles[BUNDLE].path), "--precompiled")
             bundles[PRECOMPILED] = built(PRECOMPILED, (*more, *earlier))
         plain = bundles[BUNDLE]

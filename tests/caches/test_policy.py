@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from builds import run_python
 
-from flytune.caches import compat
 from flytune.caches.policy import (
     ServingPolicy,
     cpu_policy,
@@ -127,13 +126,6 @@ def test_precompiled_entries_are_part_of_the_policy() -> None:
         "caching_precompile": True,
     }
     assert ServingPolicy.from_json(asked.to_json()) == asked
-
-
-def test_an_older_torch_would_fail_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "torch_version", lambda: "2.11.0+cu130")
-    policy = cpu_policy("unfrozen", tokens=(1,), threads=1, attention="eager")
-    with pytest.raises(FlytuneError, match="fails a call that no precompiled entry"):
-        policy.with_precompiled()
 
 
 def test_flydsl_needs_its_architecture_and_its_full_lists() -> None:

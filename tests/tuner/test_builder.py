@@ -78,8 +78,20 @@ def test_reason_is_the_line_that_says_error_and_short() -> None:
     assert len(failure(RuntimeError("x" * 10_000), Status.FAULT)[1]) < 400
 
 
+def test_what_a_device_says_of_too_large_a_kernel_is_no_fault() -> None:
+    """As Inductor passes it on, seen on an H200."""
+    words = (
+        "No valid triton configs. OutOfMemoryError: out of resource: triton_mm "
+        "Required: 262144 Hardware limit:232448 Reducing block sizes or `num_stages` "
+        "may help."
+    )
+    status, reason = failure(RuntimeError(words), Status.FAULT)
+    assert status is Status.OVER_RESOURCES
+    assert "Required: 262144" in reason
+
+
 @pytest.mark.parametrize("taken", [163840, 163841])
-def test_a_triton_kernel_beyond_an_amd_devices_lds_is_over_resources(
+def test_a_triton_kernel_beyond_a_blocks_shared_memory_is_over_resources(
     directory: Path, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
     """Triton compiles it, and says so only when it loads it."""

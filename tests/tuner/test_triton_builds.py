@@ -178,3 +178,14 @@ def test_a_kernel_that_does_not_compile_is_a_row(
     assert (result.status, result.files) == (status, {})
     assert said in result.reason
     assert "\n" not in result.reason
+
+
+def test_a_kernel_too_large_for_the_device_never_reaches_it(
+    candidates: tuple[Candidate, ...], tmp_path: Path
+) -> None:
+    good = next(c for c in candidates if c.backend != ATEN)
+    small = replace(H200, max_shared_bytes=1024)
+    with process(tmp_path) as fresh:
+        result = fresh.submit(build, good, small).result()
+    assert (result.status, result.files) == (Status.OVER_RESOURCES, {})
+    assert result.reason.endswith("of 1024 bytes")
