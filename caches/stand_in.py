@@ -9,11 +9,11 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flytune.caches.compat import private
+from flytune.caches.compat import private, wrap
 from flytune.caches.device_profile import DeviceProfile
 from flytune.shapes.errors import FlytuneError
 
@@ -81,6 +81,7 @@ def stand_in(profile: DeviceProfile) -> None:
     _replace_interface(profile)
     _replace_attention()
     _replace_padding()
+    _fold_on_host()
     set_triton_target(profile)
 
 
@@ -200,7 +201,7 @@ def _replace_interface(profile: DeviceProfile) -> None:
 
 
 def _replace_attention() -> None:
-    """Take flash attention where torch would ask the driver whether it can.
+    """Take the attention that torch would ask the driver whether it can.
 
     Which fused kernel it is changes no GEMM around it.
     """
@@ -216,12 +217,20 @@ def _replace_attention() -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        if attn_mask is not None:
-            raise FlytuneError("no stand-in for attention with a mask")
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
             key = key.repeat_interleave(groups, 1)
             value = value.repeat_interleave(groups, 1)
+        if attn_mask is not None:
+            # The fastest that takes one; it is added to the scores.
+            bias = attn_mask
+            if bias.dtype == torch.bool:
+                bias = torch.zeros_like(bias, dtype=query.dtype)
+                bias = bias.masked_fill(attn_mask.logical_not(), float("-inf"))
+            bias = bias.expand(*query.shape[:-1], key.shape[-2])
+            efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+            mine = (query, key, value, bias, False, dropout_p, is_causal)
+            return efficient(*mine, scale=scale)[0]
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
@@ -242,6 +251,33 @@ def _replace_padding() -> None:
     if hasattr(utils, "_current_accelerator_device"):  # torch 2.15, not 2.11
         device = private("torch", "device")[2]
         utils._current_accelerator_device = lambda: device("cuda", 0)
+
+
+def _fold_on_host() -> None:
+    """Compute on the CPU what Inductor folds into constants: it makes real tensors."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OnHost(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given = dict(kwargs or {})
+            if given.get("device") is not None:
+                given["device"] = torch.device("cpu")
+            return func(*args, **given)
+
+    mode: Any = OnHost
+
+    def on_host(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def deduce(self: Any, node: Any) -> Any:
+            with mode():
+                return inner(self, node)
+
+        return deduce
+
+    folder = "UniformValueConstantFolder._deduce_value"
+    wrap("torch._inductor.fx_passes.joint_graph", folder, on_host)
 
 
 def _no_state() -> Any:

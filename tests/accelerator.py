@@ -28,10 +28,12 @@ def probed(
     model: str = "Llama-3.1-8B",
     search: str = "DEFAULT",
     policy: ServingPolicy = POLICY,
+    bake: str = "layers",
 ) -> tuple[CandidateList, ...]:
     """List candidates on the device, or on a stand-in for an absent one."""
     found = find_model(model)
-    program = ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json()
+    spec = ProgramSpec(json.loads(found.raw), "sdpa", found.dtype, bake=bake)
+    program = spec.to_json()
     return _enumerated(folder, absent, policy, search, program=program).lists
 
 

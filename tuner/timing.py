@@ -19,6 +19,8 @@ Clock = Callable[[], float]
 """Returns seconds."""
 FAR = 0.1
 """Share of the fastest by which a candidate is beaten after the rough rounds."""
+MOST_COPIES = 1024
+"""Of a weight; a larger number is of one that is read in no time."""
 Sampler = Callable[[], float]
 """Launches a candidate some times and returns the mean in microseconds."""
 
@@ -174,11 +176,12 @@ def copies_needed(weight_bytes: int, cache_bytes: int, budget_bytes: int) -> int
     """Return how many copies of a weight to take turns with.
 
     Enough that a copy has left the last-level cache before its turn comes again,
-    within the memory allowed; 1 when a single copy is larger than that cache.
+    within the memory allowed; 1 when a single copy is larger than that cache. Of a tiny
+    one no more than `MOST_COPIES`: a sample launches each at least once.
     """
     if weight_bytes <= 0:
         return 1
     wanted = math.ceil(2 * cache_bytes / weight_bytes) + 1
     if weight_bytes >= 2 * cache_bytes:
         wanted = 1
-    return max(1, min(wanted, budget_bytes // weight_bytes))
+    return max(1, min(wanted, MOST_COPIES, budget_bytes // weight_bytes))

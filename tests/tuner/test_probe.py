@@ -170,3 +170,10 @@ def test_a_fault_of_the_program_is_no_end_of_lowering() -> None:
     _until_lowered(wrapped)
     with pytest.raises(FlytuneError, match="no memory"):
         _until_lowered(broken)
+
+
+def test_a_whole_model_is_listed_for_an_absent_device(tmp_path: Path) -> None:
+    """Its mask is folded into constants, and attention takes it."""
+    found = probed(tmp_path, find_profile("h200"), str(SQUARE), bake="model")
+    assert {one.piece for one in found} == {"model"}
+    assert all(len(one.candidates) > 1 for one in found)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from flytune.tuner.timing import (
+    MOST_COPIES,
     Race,
     TimingPlan,
     calmest,
@@ -194,6 +195,7 @@ MIB = 2**20
         (MIB, 32 * MIB, 0, 1),
         (0, 32 * MIB, 1024 * MIB, 1),  # an empty weight
         (MIB, 0, 1024 * MIB, 1),  # no cache
+        (256, 60 * MIB, 8192 * MIB, MOST_COPIES),  # of rotary embeddings
     ],
 )
 def test_copies_needed(weight: int, cache: int, budget: int, copies: int) -> None:
