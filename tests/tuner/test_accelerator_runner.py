@@ -4,25 +4,21 @@ The device is `fake_cuda`, and each vendor's library is absent or a fake. What o
 device can show, such as a HIP graph, is in tests/gpu.
 """
 
-import json
-import pickle
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from amdsmi_fake import PCI_ID, AmdSmi
 from fake_cuda import PRODUCT, FakeCuda, properties
-from fakes import candidate, library, task
+from fakes import FLYDSL_MODULE, candidate, flydsl, library, task
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import accelerator_runner
 from flytune.tuner.accelerator_runner import AcceleratorRunner
-from flytune.tuner.candidate import FLYDSL, BuildResult, Candidate, RunResult, TuneTask
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.remote_runner import _local_runner
 from flytune.tuner.runner import Device, DeviceLostError
 from flytune.tuner.timing import TimingPlan
@@ -191,39 +187,6 @@ def test_a_canary_that_moves_is_noted(
     # A device that is itself is not disturbed.
     monkeypatch.setattr(runner._canary, "time_us", lambda: 1.0)
     assert not runner.measure(["library"], QUICK)[0].disturbed
-
-
-FLYDSL_MODULE = """
-import torch
-
-def flydsl_main(mat1, mat2, output, stream):
-    assert stream == 0
-    torch.matmul(mat1, mat2, out=output)
-    return output
-"""
-
-
-def flydsl(name: str, made: TuneTask, source: str = FLYDSL_MODULE) -> Candidate:
-    """Return a candidate behind Inductor's own request, made in another directory."""
-    from torch._inductor.autotune_process import FlyDSLBenchmarkRequest, TensorMeta
-
-    specs = (*made.offered.inputs, made.offered.output)
-    *inputs, output = (
-        TensorMeta(
-            device=torch.device("cuda", 0),
-            dtype=getattr(torch, spec.dtype),
-            sizes=spec.sizes,
-            strides=spec.strides,
-            offset=spec.offset,
-        )
-        for spec in specs
-    )
-    rendered = SimpleNamespace(finalize_all=lambda: source)
-    asked = FlyDSLBenchmarkRequest("flydsl", inputs, output, (), rendered)
-    Path(asked.module_path).unlink()
-    asked.module_path = "/nowhere/of/the/builders.py"
-    request = pickle.dumps(asked)
-    return Candidate(FLYDSL, "mm_flydsl", json.dumps(name), name, request)
 
 
 def of_flydsl(*sources: str) -> TuneTask:
