@@ -15,11 +15,12 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from flytune.caches.amd_device import BOARD, board_of, product_of
 from flytune.caches.child import plain_environment, run_module
 from flytune.caches.host import Part, installed
 from flytune.shapes.errors import FlytuneError
@@ -36,6 +37,8 @@ _COUNTS = (
 )
 # Parts of the hardware that Inductor's and Triton's keys and sources hold.
 _SAME = ("kind", "vendor", "product", "arch", "compute_units")
+# Fields that a profile may lack.
+_OPTIONAL = frozenset({"origin", "board"})
 # Of the one device, not of its kind.
 _OF_ONE_DEVICE = frozenset({"uuid", "pci_bus_id", "pci_device_id", "pci_domain_id"})
 
@@ -59,6 +62,8 @@ class DeviceProfile:
     Triton; for AMD the versions `hip` and `rocm`, which a written profile has too."""
     origin: Origin = "device"
     """Whether it was captured on a device or written by hand."""
+    board: Mapping[str, str | int] = field(default_factory=dict)
+    """What the vendor's own library tells besides, as `AmdDevice.board` has it."""
 
     @property
     def product(self) -> str:
@@ -80,6 +85,7 @@ class DeviceProfile:
             "compute_units": int(self.properties["multi_processor_count"]),
             "l2_bytes": int(self.properties["L2_cache_size"]),
             "memory_bytes": int(self.properties["total_memory"]),
+            **self.board,
         }
 
     def is_same(self, other: "DeviceProfile") -> bool:
@@ -101,8 +107,8 @@ class DeviceProfile:
         Raises:
             FlytuneError: it is not the form of a profile.
         """
-        needed = {field.name for field in fields(cls)} - {"origin"}
-        if not isinstance(row, Mapping) or set(row) - {"origin"} != needed:
+        needed = {field.name for field in fields(cls)} - _OPTIONAL
+        if not isinstance(row, Mapping) or set(row) - _OPTIONAL != needed:
             names = ", ".join(sorted(needed))
             raise FlytuneError(f"device profile is malformed: it holds {names}")
         profile = cls(**row)
@@ -121,6 +127,9 @@ class DeviceProfile:
         texts = isinstance(software, Mapping) and all(map(_is_text, software.values()))
         yield "captured_with", texts
         yield "origin", self.origin in get_args(Origin)
+        board = self.board
+        yield "board", isinstance(board, Mapping) and board.keys() <= BOARD
+        yield "board", all(_is_text(part) or _is_count(part) for part in board.values())
         yield "captured_with.hip", self.vendor != "amd" or (texts and "hip" in software)
         properties = self.properties
         yield "properties", isinstance(properties, Mapping)
@@ -207,6 +216,8 @@ def capture() -> DeviceProfile:
         if isinstance(value := getattr(raw, name), _SIMPLE)
     }
     hip = torch.version.hip is not None
+    # AMD's may be empty there; its keys do not hold it.
+    properties["name"] = product_of(raw)
     return DeviceProfile(
         kind="cuda",
         vendor="amd" if hip else "nvidia",
@@ -221,6 +232,7 @@ def capture() -> DeviceProfile:
             "triton_key": inductor.triton_key(),
             **_hip_versions(),
         },
+        board=board_of(raw) if hip else {},
     )
 
 

@@ -27,6 +27,7 @@ MULTI = "MultiTemplateBuffer.finalize_as_triton_caller"
 IR = "torch._inductor.ir"
 CPP_KERNEL = "torch._inductor.codegen.cpp_template_kernel"
 FLYDSL = "flydsl.compiler.jit_function"
+FLYDSL_TEMPLATE = "torch._inductor.codegen.flydsl.flydsl_template"
 TRITON = "triton.compiler.compiler"
 TRITON_C = "triton.runtime.build"
 
@@ -121,6 +122,14 @@ LATE_HOOKS = (
     # Modules in C: the one that talks to the driver, and launchers.
     Hook(TRITON_C, "_build", Kind.CPP_COMPILED, _first_argument),
     Hook(FLYDSL, "MlirCompiler.compile", Kind.FLYDSL_COMPILED, _nothing),
+    # torch before 2.15 has no such candidates.
+    Hook(
+        FLYDSL_TEMPLATE,
+        "FlyDSLTemplateCaller.output_node",
+        Kind.TAKEN,
+        _nothing,
+        _taken,
+    ),
 )
 
 

@@ -55,6 +55,12 @@ _RULES: Mapping[str, _Rule] = {
     "hardware.cores": _Rule(_WARNING, "threads decide, cores share them"),
     "hardware.memory_bytes": _Rule(_WARNING, "only whether the model fits"),
     "hardware.compute_units": _Rule(_MISS, "the source of Triton's kernels holds it"),
+    "hardware.smi_product": _Rule(_WARNING, "code is the same, the fastest may not be"),
+    "hardware.smi_compute_units": _Rule(_WARNING, "of all partitions, or of one"),
+    "hardware.compute_partition": _Rule(
+        _WARNING, "no key holds it, times depend on it"
+    ),
+    "hardware.memory_partition": _Rule(_WARNING, "no key holds it, times depend on it"),
     "software.torch": _Rule(_MISS, "every graph key holds torch's version"),
     "software.torch_git": _Rule(_MISS, "the build, where versions are the same"),
     "software.torch_key": _Rule(_MISS, "every graph key holds torch's source"),

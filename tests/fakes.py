@@ -5,6 +5,7 @@ A request is pickled whole, code included, so that Ray's workers need no such mo
 
 import json
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ray import cloudpickle
@@ -20,6 +22,7 @@ from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import (
     ATEN,
     CPP,
+    FLYDSL,
     Candidate,
     CandidateList,
     Packing,
@@ -206,3 +209,37 @@ def task_of(made: CandidateList, module: str = "model.layers.*.q_proj") -> TuneT
 def library(name: str = "library", **fake: Any) -> Candidate:
     """Return a fake that stands for ATen's kernel: it is not built."""
     return candidate(name, ATEN, "mm", **fake)
+
+
+FLYDSL_MODULE = """
+import torch
+
+def flydsl_main(mat1, mat2, output, stream):
+    assert stream == 0
+    torch.matmul(mat1, mat2, out=output)
+    return output
+"""
+
+
+def flydsl(name: str, made: TuneTask, source: str = FLYDSL_MODULE) -> Candidate:
+    """Return a candidate behind Inductor's own request, made in another directory."""
+    import torch
+    from torch._inductor.autotune_process import FlyDSLBenchmarkRequest, TensorMeta
+
+    specs = (*made.offered.inputs, made.offered.output)
+    *inputs, output = (
+        TensorMeta(
+            device=torch.device("cuda", 0),
+            dtype=getattr(torch, spec.dtype),
+            sizes=spec.sizes,
+            strides=spec.strides,
+            offset=spec.offset,
+        )
+        for spec in specs
+    )
+    rendered = SimpleNamespace(finalize_all=lambda: source)
+    asked = FlyDSLBenchmarkRequest("flydsl", inputs, output, (), rendered)
+    Path(asked.module_path).unlink()
+    asked.module_path = "/nowhere/of/the/builders.py"
+    request = pickle.dumps(asked)
+    return Candidate(FLYDSL, "mm_flydsl", json.dumps(name), name, request)

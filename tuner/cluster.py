@@ -39,7 +39,7 @@ _LEAST_FREE_BYTES = 32 * 2**20
 
 @contextlib.contextmanager
 def joined(
-    address: str | None, env: Mapping[str, str], *, accelerator: bool
+    address: str | None, env: Mapping[str, str], *, accelerator: bool, flydsl: bool
 ) -> Iterator[None]:
     """Be Ray's driver for a while, with `env` in every worker.
 
@@ -47,6 +47,7 @@ def joined(
         address: Of a running cluster; None starts one that ends with the context.
         env: Environment variables.
         accelerator: Whether kernels are built for one, and not for this host's CPU.
+        flydsl: Whether FlyDSL makes some of them.
 
     Raises:
         FlytuneError: there is no Ray at that address, or none can be started, or a
@@ -61,7 +62,7 @@ def joined(
         _refuse_client(address)
         _check_reachable(address)
         with _session(address, env):
-            check_nodes(accelerator=accelerator)
+            check_nodes(accelerator=accelerator, flydsl=flydsl)
             try:
                 yield
             finally:

@@ -3,10 +3,14 @@
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+from flytune.tuner.masks import confusion, contradiction
+
+if TYPE_CHECKING:
+    from flytune.caches.device_profile import DeviceProfile
 
 
 @click.command("doctor")
@@ -20,7 +24,8 @@ MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 def doctor_command(profile: Path | None) -> None:
     """Say what this host is, and whether flytune can work here.
 
-    Exits 1 if something is wrong, with a line for each.
+    Exits 1 if something is wrong, with a line for each; what is only to be known is
+    a note.
     """
     from flytune.caches.bundle import writing
     from flytune.caches.device_profile import live_profile
@@ -44,6 +49,8 @@ def doctor_command(profile: Path | None) -> None:
             text = " ".join(value) if isinstance(value, tuple) else value
             click.echo(f"{name:<15} {text}")
     click.echo("\n" + "\n".join(support_lines()))
+    for line in notes(live):
+        click.echo(f"note: {line}", err=True)
     wrong = problems()
     for line in wrong:
         click.echo(f"wrong: {line}", err=True)
@@ -61,8 +68,20 @@ def problems() -> tuple[str, ...]:
         require_torch()
     except FlytuneError as error:
         found.append(str(error))
-    masks = {name: os.environ[name] for name in MASKS if name in os.environ}
-    if len(set(masks.values())) > 1:
-        text = ", ".join(f"{name}={value}" for name, value in masks.items())
-        found.append(f"masks of devices contradict each other: {text}")
-    return tuple(found)
+    found.append(contradiction(os.environ))
+    return tuple(filter(None, found))
+
+
+def notes(live: "DeviceProfile | None") -> tuple[str, ...]:
+    """Return what is legal here and better known, a line each.
+
+    Args:
+        live: The accelerator at hand.
+    """
+    found = [confusion(os.environ)]
+    if live is not None and live.vendor == "amd" and not live.board:
+        found.append(
+            "amdsmi, which comes with ROCm, tells nothing of this GPU: clocks, "
+            "temperatures, throttling and partitions will not be recorded"
+        )
+    return tuple(filter(None, found))

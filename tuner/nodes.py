@@ -9,15 +9,16 @@ NODE_S = 60.0
 # What decides whether a kernel that a node compiles is one that this host may load.
 _HARDWARE = ("arch", "isa")
 _SOFTWARE = ("torch", "torch_git", "python_abi", "compiler", "glibc")
-# An accelerator's kernels are made by Triton alone.
+# An accelerator's kernels are made by Triton, and for some by FlyDSL.
 _TRITON_SOFTWARE = ("torch", "torch_git", "triton", "python_abi")
 
 
-def check_nodes(*, accelerator: bool) -> None:
+def check_nodes(*, accelerator: bool, flydsl: bool) -> None:
     """Refuse a joined cluster with a node whose kernels this host could not use.
 
     Args:
         accelerator: Whether kernels are built for one, and not for this host's CPU.
+        flydsl: Whether FlyDSL makes some of them.
 
     Raises:
         FlytuneError: a node differs in what decides kernels, or runs no flytune.
@@ -32,13 +33,13 @@ def check_nodes(*, accelerator: bool) -> None:
             there_only = NodeAffinitySchedulingStrategy(node["NodeID"], False)
             on_node = remote.options(scheduling_strategy=there_only)
             name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-            asked[on_node.remote(accelerator)] = name
+            asked[on_node.remote(accelerator, flydsl)] = name
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_S)
     if late:
         raise FlytuneError(
             f"a node of the cluster does not answer in {NODE_S:g} s: {asked[late[0]]}"
         )
-    here = _kernel_target(accelerator)
+    here = _kernel_target(accelerator, flydsl)
     for reference in done:
         name = asked[reference]
         try:
@@ -52,15 +53,17 @@ def check_nodes(*, accelerator: bool) -> None:
             raise FlytuneError(
                 f"a node of the cluster cannot build for this host: {name}: {found}",
                 hint="join only nodes with this host's CPU, torch and compiler; for an "
-                "accelerator torch, Triton and Python are enough",
+                "accelerator torch, Triton, FlyDSL if it is asked for, and Python are "
+                "enough",
             )
 
 
-def _kernel_target(accelerator: bool) -> Target:
+def _kernel_target(accelerator: bool, flydsl: bool) -> Target:
     """Return what decides kernels on the node that runs this."""
     whole = Target.here(threads=None)
     if accelerator:
-        parts = {name: whole.software[name] for name in _TRITON_SOFTWARE}
+        names = (*_TRITON_SOFTWARE, "flydsl") if flydsl else _TRITON_SOFTWARE
+        parts = {name: whole.software[name] for name in names}
         return Target({"kind": "accelerator"}, parts)
     return Target(
         {name: whole.hardware[name] for name in _HARDWARE},

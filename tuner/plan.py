@@ -121,8 +121,8 @@ def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
         return f"{options.engine}'s own"
     if options.quant not in (None, "bf16"):
         return f"the linears of {options.quant}"
-    if profile is not None and profile.vendor == "amd":
-        return f"one for {profile.product}"
+    if profile is not None and profile.vendor == "amd" and options.runs_nothing:
+        return f"one for {profile.product}, which is not here"
     return ""
 
 

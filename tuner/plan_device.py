@@ -1,5 +1,7 @@
 """Which accelerator a build is for, and whether it can be built for here."""
 
+import os
+
 from flytune.caches.device_profile import (
     DeviceProfile,
     find_profile,
@@ -8,6 +10,7 @@ from flytune.caches.device_profile import (
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.eligibility import require_flydsl
 from flytune.tuner.options import BuildOptions
+from flytune.tuner.vendors import AMD, VENDORS
 
 # `is_big_gpu` in torch/_inductor/utils.py: a smaller one gets no templates.
 _LEAST_UNITS = 68
@@ -67,7 +70,7 @@ def _target(options: BuildOptions) -> DeviceProfile:
 
 
 def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
-    if profile.vendor not in ("nvidia", "amd"):
+    if profile.vendor not in VENDORS:
         raise FlytuneError(
             f"no builds for devices of this vendor: {profile.vendor}",
             hint="build for the CPU with --device cpu",
@@ -90,10 +93,7 @@ def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
 
 def _check_amd(profile: DeviceProfile, options: BuildOptions) -> None:
     if not options.runs_nothing:
-        raise FlytuneError(
-            f"no timing on AMD GPUs yet: {profile.product}",
-            hint="compile for it with --compile-only",
-        )
+        AMD.refuse_other_masks(os.environ)
     if profile.arch not in _AMD_ARCHS:
         raise FlytuneError(
             f"no builds for this architecture: {profile.arch}",

@@ -23,8 +23,8 @@ from flytune.tuner.decision import Decision
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
-from flytune.tuner.search import device_of
 from flytune.tuner.tasks import Coverage
+from flytune.tuner.timed_device import device_of
 
 RECORDS_NAME = "records.parquet"
 KERNELS = "kernels"

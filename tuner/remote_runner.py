@@ -4,6 +4,7 @@ It lives on between tasks, because importing torch costs seconds; a candidate th
 or hangs it costs that candidate alone, and becomes a result.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from flytune.tuner.cluster import (
 )
 from flytune.tuner.runner import Device, DeviceLostError, Runner
 from flytune.tuner.timing import TimingPlan
+from flytune.tuner.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,10 @@ def _local_runner(device: Device) -> Runner:
         from flytune.tuner.cpu_runner import CpuRunner
 
         return CpuRunner(device)
-    from flytune.tuner.cuda_runner import CudaRunner
+    from flytune.tuner.accelerator_runner import AcceleratorRunner
 
-    return CudaRunner(device)
+    VENDORS[device.vendor].require_mask(os.environ)
+    return AcceleratorRunner(device)
 
 
 class RunnerDiedError(Exception):

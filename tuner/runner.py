@@ -22,7 +22,7 @@ from flytune.tuner.kernels import Kernel
 from flytune.tuner.operands import Operands, UnsupportedError, make_operands
 from flytune.tuner.timing import Race, TimingPlan, copies_needed, unsound
 
-_COMPILED = frozenset({Kind.CPP_COMPILED, Kind.TRITON_COMPILED})
+_COMPILED = frozenset({Kind.CPP_COMPILED, Kind.TRITON_COMPILED, Kind.FLYDSL_COMPILED})
 
 
 class Runner(Protocol):
@@ -59,6 +59,8 @@ class Device:
     """Memory that all copies of a list's weight may take."""
     kind: str = "cpu"
     """torch's type: "cpu" or "cuda"."""
+    vendor: str = ""
+    """Of an accelerator: "nvidia" or "amd"."""
 
 
 class LocalRunner(ABC):

@@ -5,12 +5,12 @@ What is finished is on disk before the next begins; what is there is not done ag
 
 import functools
 import os
-import platform
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flytune.caches.columns import Status
+from flytune.caches.policy import uses_flydsl
 from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
@@ -19,15 +19,15 @@ from flytune.tuner.decision import Decision, decide, lone
 from flytune.tuner.journal import Journal
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.overlap import Timed, timed_while_building
-from flytune.tuner.plan import Plan, free_bytes
+from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress, Stage
 from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import BuiltKernels, Recall
 from flytune.tuner.recorded_runner import RecordedRunner, only, untimed
 from flytune.tuner.runner import Device
+from flytune.tuner.timed_device import device_of
 from flytune.tuner.workers import Farm
 
-_DEFAULT_CACHE_BYTES = 64 * 2**20
 # Cores that may be missing before a warning: an idle host's own work takes as much.
 _SPARE_CORES = 0.5
 _WATCH_S = 0.5
@@ -70,7 +70,7 @@ def search(
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
     if waiting:
         profile = plan.profile
-        with Farm(options.ray, plan.policy.env, options.deadlines, profile) as farm:
+        with _farm(plan, options) as farm:
             work = _Work(farm, plan, options, progress, quarantine)
             time_all = work.one_after_other if profile is None else work.overlapped
             for task, builds, results in time_all(waiting, device):
@@ -82,6 +82,16 @@ def search(
                 recall.keep(decision)
                 decided[task.offered.key] = decision
     return tuple(decided[task.offered.key] for task in tasks)
+
+
+def _farm(plan: Plan, options: BuildOptions) -> Farm:
+    return Farm(
+        options.ray,
+        plan.policy.env,
+        options.deadlines,
+        plan.profile,
+        flydsl=uses_flydsl(plan.policy),
+    )
 
 
 def _stands(decision: Decision, refused: Collection[str]) -> bool:
@@ -103,7 +113,7 @@ def compile_all(
     Raises:
         FlytuneError: Ray cannot be had.
     """
-    with Farm(options.ray, plan.policy.env, options.deadlines, plan.profile) as farm:
+    with _farm(plan, options) as farm:
         device = device_of(plan).name
         quarantine = Quarantine(options.work / NAME, device, options.exclude)
         return _Work(farm, plan, options, progress, quarantine).built(tasks)
@@ -239,22 +249,6 @@ class _Work:
             else:
                 groups.setdefault(one.build_key or name, []).append(one)
         return built, list(groups.values())
-
-
-def device_of(plan: Plan) -> Device:
-    """Return the target's device as the runner must know it."""
-    hardware = plan.target.hardware
-    if plan.profile is not None:
-        memory = int(plan.profile.properties["total_memory"])
-        cache = int(plan.profile.properties["L2_cache_size"])
-        return Device(plan.profile.product, cache, memory // 4, plan.profile.kind)
-    cpu_cache = hardware.get("l3_bytes") or hardware.get("l2_bytes")
-    return Device(
-        name=str(hardware.get("product") or platform.machine()),
-        cache_bytes=cpu_cache if isinstance(cpu_cache, int) else _DEFAULT_CACHE_BYTES,
-        # The operands, and packing them, take memory too.
-        rotation_bytes=free_bytes() // 2,
-    )
 
 
 def crowded(busy: Sequence[float], threads: int) -> str:

@@ -1,8 +1,10 @@
-"""What NVML says of a device while it works: clock, temperature, throttling."""
+"""What a vendor's library says of a device while it works: clock, heat, throttling."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from flytune.caches.amd_device import AmdDevice
 
 # Source: nvmlClocksEventReasons in nvml.h; idle and a user's own limit left out.
 _REASONS: Mapping[int, str] = {
@@ -19,19 +21,30 @@ class Reading:
     """One reading; None is what the driver does not tell."""
 
     clock_mhz: float | None = None
-    """Of the multiprocessors."""
+    """Of the multiprocessors, or compute units."""
     celsius: int | None = None
     throttled: tuple[str, ...] = ()
+    partition: str = ""
+    """How an AMD GPU is cut, such as "SPX/NPS1"."""
 
     def __str__(self) -> str:
         parts = [] if self.celsius is None else [f"{self.celsius} C"]
         if self.throttled:
             parts.append(f"throttled: {' and '.join(self.throttled)}")
+        if self.partition:
+            parts.append(f"partition {self.partition}")
         return ", ".join(parts)
 
 
-class Telemetry:
-    """Reads one device by its UUID; without NVML every reading is empty."""
+class Telemetry(Protocol):
+    """Reads one device; without its vendor's library every reading is empty."""
+
+    def read(self) -> Reading:
+        """Return what the device does just now; never raises."""
+
+
+class NvidiaTelemetry:
+    """Reads an NVIDIA GPU by NVML."""
 
     def __init__(self, uuid: str) -> None:
         self._nvml, self._handle = _open(uuid)
@@ -62,3 +75,24 @@ def _open(uuid: str) -> tuple[Any, Any]:
         return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError:
         return None, None
+
+
+class AmdTelemetry:
+    """Reads an AMD GPU by amdsmi, which knows it by its PCI address."""
+
+    def __init__(self, pci_id: str) -> None:
+        self._device = AmdDevice.find(pci_id)
+        board = {} if self._device is None else self._device.board()
+        cuts = [board.get(f"{what}_partition") for what in ("compute", "memory")]
+        self._partition = "/".join(str(cut) for cut in cuts if cut)
+
+    def read(self) -> Reading:
+        """Return what the device does just now."""
+        if self._device is None:
+            return Reading()
+        return Reading(
+            self._device.clock_mhz(),
+            self._device.celsius(),
+            self._device.throttled(),
+            self._partition,
+        )

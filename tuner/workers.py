@@ -43,6 +43,8 @@ class Farm:
         env: Mapping[str, str],
         deadlines: Deadlines,
         profile: DeviceProfile | None = None,
+        *,
+        flydsl: bool = False,
     ) -> None:
         """Join when this context is entered.
 
@@ -51,10 +53,14 @@ class Farm:
             env: What every worker's environment holds.
             deadlines: How long to wait for a worker.
             profile: Of the accelerator that is built for; None for the CPU.
+            flydsl: Whether FlyDSL makes some of its kernels.
         """
         self._deadlines, self._profile = deadlines, profile
         self._session = joined(
-            address, {**env, **WORKER_ENV}, accelerator=profile is not None
+            address,
+            {**env, **WORKER_ENV},
+            accelerator=profile is not None,
+            flydsl=flydsl,
         )
         self._most = math.inf
 

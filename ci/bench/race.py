@@ -101,9 +101,9 @@ def _runner(device: Device) -> LocalRunner:
         from flytune.tuner.cpu_runner import CpuRunner
 
         return CpuRunner(device)
-    from flytune.tuner.cuda_runner import CudaRunner
+    from flytune.tuner.accelerator_runner import AcceleratorRunner
 
-    return CudaRunner(device)
+    return AcceleratorRunner(device)
 
 
 if __name__ == "__main__":

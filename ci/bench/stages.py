@@ -190,7 +190,7 @@ def _keep(result: dict[str, Any]) -> None:
 
     def kept(inner: Callable[..., Any]) -> Callable[..., Any]:
         def search(plan: Any, tasks: Sequence[TuneTask], *rest: Any) -> Any:
-            from flytune.tuner.search import device_of
+            from flytune.tuner.timed_device import device_of
 
             (plan.work / TASKS).write_bytes(pickle.dumps(tuple(tasks)))
             decisions = inner(plan, tasks, *rest)

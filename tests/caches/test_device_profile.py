@@ -77,6 +77,35 @@ def test_another_architecture_is_another_device() -> None:
     assert not profile.is_same(find_profile("mi350x"))
 
 
+def test_what_amdsmi_told_is_in_the_target(tmp_path: Path) -> None:
+    board = {
+        "smi_product": "AMD Instinct MI355X OAM",
+        "smi_compute_units": 256,
+        "compute_partition": "SPX",
+        "memory_partition": "NPS1",
+    }
+    told = find_profile(written(tmp_path, {**row_of("mi355x"), "board": board}))
+    assert DeviceProfile.from_json(told.to_json()) == told
+    assert board.items() <= told.hardware().items()
+    untold = find_profile("mi355x")
+    assert untold.is_same(told)
+    assert untold.hardware().keys().isdisjoint(board)
+    cut = replace(told, board={**board, "memory_partition": "NPS2"})
+    found = {
+        other.vendor + str(other.board.get("memory_partition")): {
+            p.part: p.status
+            for p in compare(Target(told.hardware(), {}), Target(other.hardware(), {}))
+            if p.status is not PartStatus.HIT
+        }
+        for other in (cut, untold)
+    }
+    # No key holds any of it, and what is not known here cannot be compared.
+    assert found == {
+        "amdNPS2": {"hardware.memory_partition": PartStatus.WARNING},
+        "amdNone": {f"hardware.{name}": PartStatus.UNKNOWN for name in board},
+    }
+
+
 def test_a_profile_that_says_nothing_was_captured() -> None:
     assert "origin" not in row_of()
     assert find_profile("h200").origin == "device"
@@ -140,6 +169,10 @@ def test_a_file_that_is_no_json(tmp_path: Path, text: bytes) -> None:
         {**row_of(), "max_shared_bytes": 0},
         {**row_of(), "origin": "heard"},
         {**row_of("mi355x"), "captured_with": {"rocm": "7.2.0"}},
+        {**row_of("mi355x"), "board": ["SPX"]},
+        {**row_of("mi355x"), "board": {"color": "red"}},
+        {**row_of("mi355x"), "board": {"compute_partition": ""}},
+        {**row_of("mi355x"), "board": {"smi_compute_units": 0}},
     ],
 )
 def test_what_is_no_profile_is_refused(tmp_path: Path, row: object) -> None:

@@ -24,14 +24,15 @@ import pickle, sys
 from pathlib import Path
 import torch
 from flytune.caches.records import Status
-from flytune.tuner.cuda_runner import CudaRunner
+from flytune.tuner.accelerator_runner import AcceleratorRunner
 from flytune.tuner.runner import Device
 from flytune.tuner.tasks import join
 from flytune.tuner.timing import TimingPlan
 
 lists, builds = pickle.loads(Path(sys.argv[1]).read_bytes())
 name = torch.cuda.get_device_name(0)
-runner = CudaRunner(Device(name, 60 * 2**20, 8 * 2**30, "cuda"))
+device = Device(name, 60 * 2**20, 8 * 2**30, "cuda", "nvidia")
+runner = AcceleratorRunner(device)
 rows = {}
 for piece, offered in lists.items():
     (task,) = join((), [offered]).tasks

@@ -24,13 +24,14 @@ import torch
 from flytune.caches.columns import Status
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import TuneTask
-from flytune.tuner.cuda_runner import CudaRunner
+from flytune.tuner.accelerator_runner import AcceleratorRunner
 from flytune.tuner.runner import Device
 from flytune.tuner.timing import TimingPlan
 
 lists, builds = pickle.loads(Path(sys.argv[1]).read_bytes())
 name = torch.cuda.get_device_name(0)
-runner = CudaRunner(Device(name, 60 * 2**20, 8 * 2**30, "cuda"))
+device = Device(name, 60 * 2**20, 8 * 2**30, "cuda", "nvidia")
+runner = AcceleratorRunner(device)
 rows = []
 for offered in lists:
     m, n = offered.output.sizes

@@ -174,10 +174,10 @@ def test_ray_client_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_node_that_cannot_build_for_this_host_is_refused(
     small_nodes: str, how: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver, real = os.getpid(), nodes._kernel_target(accelerator=False)
+    driver, real = os.getpid(), nodes._kernel_target(accelerator=False, flydsl=False)
 
-    def target(accelerator: bool) -> Target:
-        assert not accelerator
+    def target(accelerator: bool, flydsl: bool) -> Target:
+        assert (accelerator, flydsl) == (False, False)
         if os.getpid() == driver:
             return real
         if how == "lacks it":

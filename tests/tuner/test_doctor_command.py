@@ -1,6 +1,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,9 @@ from flytune.caches import device_profile, target
 from flytune.caches.device_profile import DeviceProfile, find_profile
 from flytune.caches.target import Target
 from flytune.tuner.cli import main
-from flytune.tuner.doctor_command import MASKS, problems
+from flytune.tuner.doctor_command import notes, problems
+from flytune.tuner.masks import CUDA, HIP, MASKS, ROCR
 from flytune.tuner.support import SUPPORT, support_lines, support_markdown
-
-CUDA, HIP, ROCR = MASKS
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_an_accelerator_is_the_host() -> None:
         {CUDA: ""},
         {CUDA: "0"},
         {HIP: "1,2"},
-        {CUDA: "", HIP: "", ROCR: ""},
+        {ROCR: "1"},
         {CUDA: "3", HIP: "3"},
     ],
 )
@@ -129,30 +129,79 @@ def test_masks_that_agree(
 ) -> None:
     for name, value in masks.items():
         monkeypatch.setenv(name, value)
-    assert problems() == ()
+    assert (problems(), notes(None)) == ((), ())
 
 
+@pytest.mark.usefixtures("absent")
 @pytest.mark.parametrize(
-    "masks",
+    ("masks", "line"),
     [
-        {CUDA: "0", HIP: "1"},
-        {CUDA: "", HIP: "0"},
-        {HIP: "0", ROCR: ""},
-        {CUDA: "0", HIP: "0", ROCR: "0,1"},
+        (
+            {CUDA: "0", HIP: "1"},
+            f"masks of devices contradict each other: {CUDA}=0, {HIP}=1",
+        ),
+        (
+            {CUDA: "", HIP: "0", ROCR: "0"},
+            f"masks of devices contradict each other: {CUDA}=, {HIP}=0",
+        ),
+        (
+            {HIP: "0", ROCR: ""},
+            f"a mask counts beyond the 0 devices that {ROCR}= leaves: {HIP}=0",
+        ),
+        # HIP counts anew in what is left: equal values are no agreement.
+        (
+            {HIP: "2", ROCR: "2"},
+            f"a mask counts beyond the 1 devices that {ROCR}=2 leaves: {HIP}=2",
+        ),
+        (
+            {CUDA: "0,2", ROCR: "4,5"},
+            f"a mask counts beyond the 2 devices that {ROCR}=4,5 leaves: {CUDA}=0,2",
+        ),
     ],
 )
-@pytest.mark.usefixtures("absent")
 def test_masks_that_contradict_each_other(
-    monkeypatch: pytest.MonkeyPatch, masks: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, masks: dict[str, str], line: str
 ) -> None:
     for name, value in masks.items():
         monkeypatch.setenv(name, value)
-    text = ", ".join(f"{name}={value}" for name, value in masks.items())
-    line = f"masks of devices contradict each other: {text}"
     assert problems() == (line,)
+    assert notes(None) == ()
     result = doctor()
     assert (result.exit_code, result.stderr) == (1, f"wrong: {line}\n")
     assert result.stdout.startswith("kind            cpu\n")
+
+
+@pytest.mark.usefixtures("absent")
+@pytest.mark.parametrize(
+    ("masks", "counting"),
+    [
+        ({HIP: "0", ROCR: "2"}, f"{HIP}=0"),
+        ({HIP: "1", ROCR: "2,3"}, f"{HIP}=1"),
+        ({HIP: "GPU-5f", ROCR: "GPU-5f"}, f"{HIP}=GPU-5f"),
+        ({CUDA: "0", HIP: "0", ROCR: "0,1"}, f"{CUDA}=0, {HIP}=0"),
+        ({HIP: "", ROCR: "0"}, f"{HIP}="),
+    ],
+)
+def test_masks_that_filter_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, masks: dict[str, str], counting: str
+) -> None:
+    for name, value in masks.items():
+        monkeypatch.setenv(name, value)
+    assert problems() == ()
+    result = doctor()
+    assert (result.exit_code, result.stderr) == (
+        0,
+        f"note: {ROCR}={masks[ROCR]} filters first, and {counting} counts in what is "
+        f"left; timing on an AMD GPU takes {HIP} alone\n",
+    )
+
+
+def test_an_amd_gpu_that_amdsmi_tells_nothing_of() -> None:
+    amd = find_profile("mi355x")
+    (line,) = notes(amd)
+    assert line.startswith("amdsmi, which comes with ROCm, tells nothing of this GPU")
+    assert notes(replace(amd, board={"memory_partition": "NPS1"})) == ()
+    assert notes(find_profile("h200")) == ()
 
 
 @pytest.mark.usefixtures("absent")

@@ -48,9 +48,15 @@ def test_a_node_that_differs_is_told_of(part: str, value: Part, says: str) -> No
     assert difference(there, HERE) == says
 
 
-def test_for_an_accelerator_it_is_triton_that_decides() -> None:
-    here = _kernel_target(accelerator=True)
-    assert set(here.software) == {"torch", "torch_git", "triton", "python_abi"}
+@pytest.mark.parametrize(
+    ("flydsl", "makers"), [(False, {"triton"}), (True, {"triton", "flydsl"})]
+)
+def test_for_an_accelerator_it_is_triton_and_flydsl_that_decide(
+    flydsl: bool, makers: set[str]
+) -> None:
+    here = _kernel_target(accelerator=True, flydsl=flydsl)
+    assert set(here.software) == {"torch", "torch_git", "python_abi"} | makers
     assert difference(here, here) == ""
-    other = replace(here, software={**here.software, "triton": "0.1"})
-    assert difference(other, here).startswith("software.triton: `0.1` there, `")
+    for maker in makers:
+        other = replace(here, software={**here.software, maker: "0.1"})
+        assert difference(other, here).startswith(f"software.{maker}: `0.1` there, `")

@@ -279,6 +279,19 @@ def test_the_device_at_hand_is_taken_unless_the_cpu_is_asked_for(
 
 
 @pytest.mark.usefixtures("free")
+def test_an_amd_gpu_at_hand_is_timed_on_and_its_program_baked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amd = find_profile("mi355x")
+    live(monkeypatch, amd)
+    here = make_plan(small(tmp_path))
+    assert (here.profile, here.policy.device) == (amd, "cuda")
+    assert here.program is not None
+    # Shapes stand for the program where nothing runs, as where there is no device.
+    assert make_plan(small(tmp_path, compile_only=True)).program is None
+
+
+@pytest.mark.usefixtures("free")
 def test_a_target_that_is_not_here_cannot_be_timed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +319,10 @@ def test_devices_that_nothing_is_built_for(
     )
     amd = find_profile("mi355x")
     live(monkeypatch, amd)
-    assert said(tmp_path) == "no timing on AMD GPUs yet: AMD Instinct MI355X"
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "2")
+    assert said(tmp_path) == (
+        "devices are hidden by more than HIP_VISIBLE_DEVICES: ROCR_VISIBLE_DEVICES=2"
+    )
     live(monkeypatch, replace(amd, arch="gfx942"))
     assert said(tmp_path, compile_only=True) == (
         "no builds for this architecture: gfx942"

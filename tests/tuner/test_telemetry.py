@@ -2,8 +2,9 @@ import sys
 from typing import Any
 
 import pytest
+from amdsmi_fake import PCI_ID, AmdSmi
 
-from flytune.tuner.telemetry import Reading, Telemetry
+from flytune.tuner.telemetry import AmdTelemetry, NvidiaTelemetry, Reading
 
 
 class NVMLError(Exception):
@@ -52,7 +53,7 @@ class Nvml:
 
 def reading(monkeypatch: pytest.MonkeyPatch, nvml: object) -> Reading:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    return Telemetry("GPU-1").read()
+    return NvidiaTelemetry("GPU-1").read()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_the_driver_does_not_tell_is_an_empty_reading(
 def test_a_device_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    telemetry = Telemetry("GPU-1")
+    telemetry = NvidiaTelemetry("GPU-1")
     assert telemetry.read() == telemetry.read() == Reading(1980.0, 41)
     assert nvml.opened == 1
 
@@ -109,10 +110,53 @@ def test_pynvml_has_what_is_asked_of_it() -> None:
 
 def test_a_device_that_does_not_exist_has_empty_readings() -> None:
     # With the real library, or with the real lack of it.
-    assert Telemetry("GPU-00000000-0000-0000-0000-000000000000").read() == Reading()
+    assert (
+        NvidiaTelemetry("GPU-00000000-0000-0000-0000-000000000000").read() == Reading()
+    )
 
 
 def test_a_reading_of_little_says_little() -> None:
     assert str(Reading(clock_mhz=1980.0)) == ""
     assert str(Reading(throttled=("power brake",))) == "throttled: power brake"
     assert str(Reading(celsius=0)) == "0 C"
+    assert str(Reading(celsius=61, partition="CPX/NPS4")) == "61 C, partition CPX/NPS4"
+
+
+def amd_reading(monkeypatch: pytest.MonkeyPatch, smi: object) -> Reading:
+    monkeypatch.setitem(sys.modules, "amdsmi", smi)
+    return AmdTelemetry(PCI_ID).read()
+
+
+def test_what_amdsmi_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = AmdSmi(active=("active_ppt_pwr", "active_hbm_thrm"))
+    found = amd_reading(monkeypatch, smi)
+    words = ("power cap", "thermal, of the memory")
+    assert found == Reading(2100.0, 61, words, "SPX/NPS1")
+    assert str(found) == (
+        "61 C, throttled: power cap and thermal, of the memory, partition SPX/NPS1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "want"),
+    [
+        ("init", Reading()),
+        ("handle", Reading()),
+        ("clock_info", Reading(None, 61, (), "SPX/NPS1")),
+        ("temp_metric", Reading(2100.0, None, (), "SPX/NPS1")),
+        ("violation_status", Reading(2100.0, 61, (), "SPX/NPS1")),
+        ("compute_partition", Reading(2100.0, 61, (), "NPS1")),
+        ("memory_partition", Reading(2100.0, 61, (), "SPX")),
+    ],
+)
+def test_what_amdsmi_does_not_tell_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, broken: str, want: Reading
+) -> None:
+    assert amd_reading(monkeypatch, AmdSmi(broken=broken)) == want
+    if broken not in ("init", "handle"):
+        assert amd_reading(monkeypatch, AmdSmi(unknown=broken)) == want
+
+
+def test_without_amdsmi_a_reading_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert amd_reading(monkeypatch, None) == Reading()
+    assert str(amd_reading(monkeypatch, None)) == ""

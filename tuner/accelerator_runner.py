@@ -1,26 +1,27 @@
-"""Times on the one CUDA device that this process sees."""
+"""Times on the one accelerator that this process sees, NVIDIA's or AMD's.
+
+torch calls both "cuda"; the rest of what tells them apart is in `vendors`.
+"""
 
 import contextlib
 import fcntl
-import importlib
-import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from flytune.caches.amd_device import pci_id, product_of
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.builder import load_triton, source_path
-from flytune.tuner.candidate import ATEN, TRITON, Candidate, RunResult, TuneTask
-from flytune.tuner.cuda_timing import CANARY_MOVED, Canary, graph_samplers
-from flytune.tuner.kernels import Kernel, in_order, returning
-from flytune.tuner.operands import Operands, UnsupportedError
+from flytune.tuner.accelerator_kernels import load_driver, make_launch
+from flytune.tuner.accelerator_timing import CANARY_MOVED, Canary, graph_samplers
+from flytune.tuner.candidate import Candidate, RunResult, TuneTask
+from flytune.tuner.kernels import Kernel, in_order
+from flytune.tuner.operands import Operands
 from flytune.tuner.runner import Device, DeviceLostError, LocalRunner
-from flytune.tuner.subgraph import DECOMPOSE_K, load_call
-from flytune.tuner.telemetry import Telemetry
 from flytune.tuner.timing import Race, TimingPlan, calmest, time_interleaved
+from flytune.tuner.vendors import VENDORS, DeviceId
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,11 @@ _LOCK_S = 30.0
 _WAKING = 25
 
 
-class CudaRunner(LocalRunner):
-    """Runs ATen's and Triton's kernels; compiles nothing.
+class AcceleratorRunner(LocalRunner):
+    """Runs ATen's, Triton's and FlyDSL's kernels; compiles nothing.
+
+    A fault that kills the process, as every illegal access does on AMD's, is for the
+    driver to see.
 
     Raises:
         FlytuneError: the process does not see exactly one device, it is another than
@@ -43,22 +47,18 @@ class CudaRunner(LocalRunner):
     def __init__(self, device: Device) -> None:
         import torch
 
-        seen = torch.cuda.device_count()
-        if seen != 1:
-            raise FlytuneError(f"a runner must see one device, and sees {seen}")
-        if (product := torch.cuda.get_device_name(0)) != device.name:
-            raise FlytuneError(f"a device is no {device.name}: {product}")
-        self.uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        self._lock = lock_device(self.uuid)
+        self._vendor = VENDORS[device.vendor]
+        self.id = _only_device(device)
+        self._lock = lock_device(self._vendor.lock_name(self.id))
         super().__init__(device)
         self._stream = torch.cuda.Stream()
-        self._telemetry = Telemetry(self.uuid)
+        self._telemetry = self._vendor.telemetry(self.id)
         self._weights: tuple[torch.Tensor, ...] = ()
         self._out: torch.Tensor | None = None
-        self._canary = Canary(self._stream)
+        self._canary = Canary(self._stream, device.kind)
         if not self._canary.is_right():
-            raise FlytuneError(f"the device multiplies wrongly: {self.uuid}")
-        _load_driver()
+            raise FlytuneError(f"the device multiplies wrongly: {self.id.uuid}")
+        load_driver()
 
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         """Time checked candidates against each other, in the order given.
@@ -82,7 +82,7 @@ class CudaRunner(LocalRunner):
             notes.append(f"canary moved by {moved:.1%}")
         results = []
         for name in names:
-            how = "events" if name in graphs.uncaptured else "CUDA graph"
+            how = "events" if name in graphs.uncaptured else self._vendor.graph
             what = f"{how} of {graphs.launches[name]} launches"
             words = "; ".join([what, self._what_was_warm(), *notes])
             timed = self._timed(race, name, words)
@@ -91,7 +91,7 @@ class CudaRunner(LocalRunner):
                     timed,
                     disturbed=disturbed,
                     clock_mhz=reading.clock_mhz,
-                    device_uuid=self.uuid,
+                    device_uuid=self.id.uuid,
                 )
             )
         return tuple(results)
@@ -138,7 +138,7 @@ class CudaRunner(LocalRunner):
     ) -> tuple[Kernel, ...]:
         import torch
 
-        make = _launches(candidate)
+        make = make_launch(candidate)
         kernels = []
         # A launch is bound to the stream that is current when it is made.
         with torch.cuda.stream(self._stream), _poisoned_memory():
@@ -178,37 +178,23 @@ class CudaRunner(LocalRunner):
             raise DeviceLostError(f"{reason}; the device multiplies wrongly since")
 
 
-def _launches(
-    candidate: Candidate,
-) -> Callable[[list["torch.Tensor"], "torch.Tensor"], Kernel]:
-    """Return what makes a launch of a candidate from its inputs and its output.
+def _only_device(device: Device) -> DeviceId:
+    """Return which device this process sees.
 
     Raises:
-        UnsupportedError: the backend is not one that runs on this device.
+        FlytuneError: it sees none, several, or another product.
     """
-    if candidate.backend == DECOMPOSE_K:
-        call = load_call(candidate.source)
-        return lambda inputs, _: lambda: call([*inputs])[0]
-    if candidate.backend not in (ATEN, TRITON):
-        raise UnsupportedError(f"no runner for backend: {candidate.backend}")
-    request = pickle.loads(candidate.request)
-    if candidate.backend == TRITON:
-        load_triton(candidate)
-        request.module_path = str(source_path(request.module_cache_key))
-    else:
-        # Inductor finds a library's kernel by a name that its lowerings register.
-        importlib.import_module("torch._inductor.lowering")
+    import torch
 
-    def make(inputs: list["torch.Tensor"], out: "torch.Tensor") -> Kernel:
-        launch: Kernel = request.make_run_fn(*inputs, out=out)
-        # Without an out variant the library returns an output of its own.
-        return returning(launch, out) if _writes(request) else launch
-
-    return make
-
-
-def _writes(request: Any) -> bool:
-    return bool(getattr(request, "has_out_variant", True))
+    seen = [
+        torch.cuda.get_device_properties(at) for at in range(torch.cuda.device_count())
+    ]
+    if len(seen) != 1:
+        found = ", ".join(map(pci_id, seen)) or "none"
+        raise FlytuneError(f"a runner must see one device, and sees {found}")
+    if (product := product_of(seen[0])) != device.name:
+        raise FlytuneError(f"a device is no {device.name}: {product}")
+    return DeviceId(f"GPU-{seen[0].uuid}", pci_id(seen[0]))
 
 
 def _output(task: TuneTask, operands: Operands) -> "torch.Tensor":
@@ -236,18 +222,7 @@ def _poisoned_memory() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _load_driver() -> None:
-    """Make Triton ready to launch.
-
-    It compiles a module in C for that where it finds none, and the first candidate
-    would pass for one that was not built.
-    """
-    from triton.runtime import driver
-
-    driver.active.get_current_target()
-
-
-def lock_device(uuid: str) -> IO[str]:
+def lock_device(name: str) -> IO[str]:
     """Hold a device for timing until the file that is returned is closed.
 
     Waits a while: a process that was killed may still be dying.
@@ -255,7 +230,7 @@ def lock_device(uuid: str) -> IO[str]:
     Raises:
         FlytuneError: another process of this host holds it.
     """
-    path = Path(tempfile.gettempdir()) / f"flytune-{uuid}.lock"
+    path = Path(tempfile.gettempdir()) / f"flytune-{name}.lock"
     try:
         file = path.open("a")
     except PermissionError:
@@ -272,6 +247,6 @@ def lock_device(uuid: str) -> IO[str]:
                 continue
             file.close()
             raise FlytuneError(
-                f"another flytune times on this device: {uuid}",
+                f"another flytune times on this device: {name}",
                 hint="wait for it, or show this one another device",
             ) from error

@@ -1,4 +1,4 @@
-"""Time launches on a CUDA device by replaying graphs of them between two events.
+"""Time launches on an accelerator by replaying graphs of them between two events.
 
 A graph holds many launches over copies of the weight that together exceed the
 last-level cache, so that the weight comes from memory as in serving, and the host's own
@@ -78,7 +78,7 @@ def _count(once_us: float, launches: Sequence[Kernel], plan: TimingPlan) -> int:
 def _captured(
     launches: Sequence[Kernel], count: int, stream: Any
 ) -> Callable[[], None] | None:
-    """Return the replay of a graph of `count` launches; None where CUDA refuses."""
+    """Return the replay of a graph of `count` launches; None where it is refused."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -125,13 +125,19 @@ def _between_events(work: Callable[[], None], stream: Any) -> float:
 class Canary:
     """A GEMM of known result and steady time: it tells when a device is not itself."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, kind: str) -> None:
+        """Make the GEMM.
+
+        Args:
+            stream: As for `graph_samplers`.
+            kind: torch's type of the device.
+        """
         import torch
 
-        generator = torch.Generator("cuda").manual_seed(1)
+        generator = torch.Generator(kind).manual_seed(1)
         sizes = (_CANARY_SIZE, _CANARY_SIZE)
         self._a, self._b = (
-            torch.randint(-2, 3, sizes, generator=generator, device="cuda").bfloat16()
+            torch.randint(-2, 3, sizes, generator=generator, device=kind).bfloat16()
             for _ in range(2)
         )
         self._out = torch.empty_like(self._a)
