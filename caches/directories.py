@@ -10,6 +10,9 @@ TRITON_DIR = "triton"
 FLYDSL_DIR = "flydsl_compile_cache"
 """The same of FlyDSL's."""
 
+RUN_ONLY = "FLYDSL_RUNTIME_RUN_ONLY"
+"""A variable: set to 1, FlyDSL raises an error where it would compile."""
+
 
 def variables(cache_dir: Path) -> dict[str, str]:
     """Return the environment of a process whose caches are all below one directory.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.child import die_with_parent, plain_environment, run_module
+from flytune.caches.directories import RUN_ONLY
 from flytune.caches.flydsl_eager import EagerKernel
 from flytune.caches.flydsl_kernel import (
     BLIND,
@@ -110,7 +111,7 @@ def main() -> None:
     request_path, result_path = map(Path, sys.argv[1:3])
     request = json.loads(request_path.read_text())
     cache_dir, arch = Path(request["cache_dir"]), request["arch"]
-    set_environment(cache_dir, arch, FLYDSL_RUNTIME_RUN_ONLY="1")
+    set_environment(cache_dir, arch, **{RUN_ONLY: "1"})
     kernels = map(read_kernel, request["kernels"])
     missing = _looked_up(kernels, arch)
     result_path.write_text(json.dumps(missing))

@@ -16,7 +16,8 @@ from flytune.caches.hook import flytune_hook
 from flytune.caches.host import Part
 from flytune.caches.manifest import Manifest
 from flytune.caches.placing import CACHES, place
-from flytune.caches.target import PartResult, PartStatus, Target, compare
+from flytune.caches.target import PartResult, PartStatus, Target
+from flytune.caches.variants import compare_parts
 from flytune.shapes.errors import FlytuneError
 
 # What the parent of a command can know of it; its Python may be another one.
@@ -166,16 +167,15 @@ def served_changes(installed: Installed) -> dict[str, str | None]:
 
 
 def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:
-    built = Target.from_json(manifest.target)
     # An accelerator cannot be asked without torch: its parts stay unknown here, and
     # Inductor's own keys hold them.
     hardware: dict[str, Part] | None = None
-    if built.hardware.get("kind") != "cpu":
+    if manifest.target["hardware"].get("kind") != "cpu":
         hardware = {} if may_have_accelerator() else {"kind": "absent"}
     live = Target.here(threads=manifest.policy.get("threads"), hardware=hardware)
     parts = tuple(
         result
-        for result in compare(built, live)
+        for result in compare_parts(manifest, live)
         if not command
         or result.part.startswith("hardware.")
         or result.part in _HOST_SOFTWARE

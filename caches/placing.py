@@ -16,6 +16,7 @@ from typing import Any
 from flytune.caches.bundle import TEMPORARY, Bundle, make_private, writing
 from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, say
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, canonical_json
+from flytune.caches.policy import inductor_without_flydsl
 from flytune.caches.triton_cache import is_group, relocated_group
 from flytune.shapes.errors import FlytuneError
 
@@ -198,11 +199,13 @@ def _cache_files(manifest: Manifest) -> Collection[str]:
 
 def _activation(manifest: Manifest) -> bytes:
     """What the hook needs, apart from the manifest, which may be large."""
+    inductor = manifest.policy.get("inductor", {})
     return canonical_json(
         {
             "kind": manifest.target["hardware"].get("kind"),
             "software": manifest.target["software"],
-            "inductor": manifest.policy.get("inductor", {}),
+            "inductor": inductor,
+            "inductor_without_flydsl": inductor_without_flydsl(inductor),
             "dynamo": manifest.policy.get("dynamo", {}),
         }
     )

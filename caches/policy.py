@@ -15,6 +15,8 @@ PolicyName = Literal["unfrozen", "frozen"]
 CUDA_POLICY = "max-autotune-no-cudagraphs"
 """torch.compile's mode of that name."""
 
+_BACKENDS = "max_autotune_gemm_backends"
+_FLYDSL_LISTS = "flydsl_enable_autotuning"
 # Dynamo's default limit is 8 static sizes of one function, then it falls back to
 # eager; a policy leaves room for the sizes that it names and a few more.
 DYNAMO_RECOMPILE_LIMIT = 8
@@ -67,6 +69,14 @@ class ServingPolicy:
         # A size in each of the ways that torch tells apart has an entry of its own.
         limits = _static_sizes(4 * len(self.tokens))
         return replace(self, dynamo={**self.dynamo, **limits, PRECOMPILE: True})
+
+    def without_flydsl(self) -> "ServingPolicy | None":
+        """Return this policy for a host that lacks FlyDSL; None where it asks for none.
+
+        FlyDSL's variables stay: where it is absent nobody reads them.
+        """
+        without = inductor_without_flydsl(self.inductor)
+        return None if without is None else replace(self, inductor=without)
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's form."""
@@ -151,7 +161,7 @@ def cpu_policy(
         attention=attention,
         inductor={
             "max_autotune": True,
-            "max_autotune_gemm_backends": "ATEN,CPP",
+            _BACKENDS: "ATEN,CPP",
             "freezing": frozen,
         },
         dynamo=_static_sizes(2 * len(tokens) * (layers if frozen else 1)),
@@ -181,7 +191,7 @@ def cuda_policy(
         device="cuda",
         inductor={
             "max_autotune": True,
-            "max_autotune_gemm_backends": ",".join(backends),
+            _BACKENDS: ",".join(backends),
             "coordinate_descent_tuning": True,
         },
         dynamo=_static_sizes(2 * len(tokens)),
@@ -220,7 +230,7 @@ def rocm_policy(
     )
     if "FLYDSL" not in backends:
         return policy
-    inductor = {**policy.inductor, "flydsl_enable_autotuning": True}
+    inductor = {**policy.inductor, _FLYDSL_LISTS: True}
     return replace(
         policy, inductor=inductor, env={**policy.env, "FLYDSL_GPU_ARCH": arch}
     )
@@ -228,5 +238,13 @@ def rocm_policy(
 
 def uses_flydsl(policy: ServingPolicy) -> bool:
     """Whether Inductor may choose kernels of FlyDSL's under a policy."""
-    backends = str(policy.inductor.get("max_autotune_gemm_backends", ""))
-    return "FLYDSL" in backends.upper().split(",")
+    return policy.without_flydsl() is not None
+
+
+def inductor_without_flydsl(inductor: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a policy's settings of Inductor without FlyDSL; None if they lack it."""
+    backends = str(inductor.get(_BACKENDS, "")).split(",")
+    others = [name for name in backends if name.upper() != "FLYDSL"]
+    if others == backends:
+        return None
+    return {**inductor, _BACKENDS: ",".join(others), _FLYDSL_LISTS: False}

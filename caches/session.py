@@ -68,13 +68,16 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             `run_rounds`; `search`, the search space of what is lowered, as
             for `widen_search`; `keep_descents`, whether the function of that name is
             called; `precompile`, whether Dynamo's entries are stored, for a policy that
-            looks for them; `load` and `save` name files of torch's mega-cache, to read
+            looks for them; `without`, modules that this process must not
+            find; `load` and `save` name files of torch's mega-cache, to read
             before the run and to write after it; `mode` of torch.compile and `steady`,
             as for `run_rounds`.
 
     Raises:
         FlytuneError: torch is unsupported, or the program cannot be built.
     """
+    for name in request.get("without", ()):
+        sys.modules[name] = None  # type: ignore[assignment]
     require_torch()
     policy = ServingPolicy.from_json(request["policy"])
     spec = ProgramSpec.from_json(request["program"])

@@ -5,11 +5,12 @@ and other weights than the bake's. Whatever it compiles, tunes or lowers is a fa
 that is named with the part of the key that differs.
 """
 
+import functools
 import json
 import math
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,44 +32,16 @@ from flytune.caches.placing import CACHES
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import ProgramSpec
 from flytune.caches.session import tolerance
-from flytune.caches.target import PartStatus, Target, compare
+from flytune.caches.target import PartStatus, Target
 from flytune.caches.triton_cache import relocate
+from flytune.caches.variants import Variant, compare_parts, variants_here
+from flytune.caches.verdict import Verdict, both, refused_bundle
 
 # Any seed but the bake's: a graph that holds its weights would then be found out.
 VERIFY_SEED = 20_000
 SESSION = "flytune.caches.session"
 # What torch writes even on a hit.
 _HARMLESS = ("locks/", ".lock", ".load_ok")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a verification found."""
-
-    failures: tuple[str, ...]
-    """One line each; none means that the bundle hits."""
-    uncacheable: tuple[str, ...]
-    """Graphs that torch refuses to cache and lowers in each process, with its reason;
-    a failure only when strict."""
-    work: Mapping[str, int]
-    """Events that a bundle must make needless, by kind."""
-    aside: Mapping[str, int]
-    """Events that a hit has too, by kind."""
-    lookups: Mapping[str, int]
-    """Graph-cache lookups, "layer state" -> count."""
-    first_call_s: float
-    """All first calls together: each piece at each size."""
-    worst_error: float | None
-    """Largest relative difference from eager; None where it is no number."""
-    peak_gib: float
-
-    def ok(self, *, strict: bool) -> bool:
-        """Whether the bundle passes."""
-        return not self.failures and not (strict and self.uncacheable)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest's form."""
-        return {**asdict(self), "ok": self.ok(strict=False)}
 
 
 def verify(bundle: Bundle) -> Verdict:
@@ -79,45 +52,58 @@ def verify(bundle: Bundle) -> Verdict:
             program cannot run here.
     """
     manifest = bundle.manifest
-    policy = ServingPolicy.from_json(manifest.policy)
     if manifest.compiled_only:
-        return _refused(("nothing is baked: the bundle holds kernels for a build",))
-    wrong = target_misses(manifest, policy)
+        return refused_bundle(
+            ("nothing is baked: the bundle holds kernels for a build",)
+        )
+    wrong = target_misses(manifest)
     if wrong:
-        return _refused(tuple(f"target differs: {line}" for line in wrong))
+        return refused_bundle(tuple(f"target differs: {line}" for line in wrong))
     with tempfile.TemporaryDirectory(prefix="flytune-verify-") as directory:
         placed = Path(directory) / "bundle"
         bundle.place(placed)
         return verify_directory(placed, manifest)
 
 
-def target_misses(manifest: Manifest, policy: ServingPolicy) -> tuple[str, ...]:
+def target_misses(manifest: Manifest) -> tuple[str, ...]:
     """Return the parts of this host that rule the bundle out, one line each."""
-    built = Target.from_json(manifest.target)
-    kind = str(built.hardware.get("kind"))
-    parts = compare(built, Target.live(kind, threads=policy.threads))
+    kind = str(manifest.target["hardware"].get("kind"))
+    live = Target.live(kind, threads=manifest.policy.get("threads"))
+    parts = compare_parts(manifest, live)
     return tuple(str(p) for p in parts if p.status is PartStatus.MISS)
 
 
 def verify_directory(placed: Path, manifest: Manifest) -> Verdict:
-    """Run the program of a bundle's unpacked files, which may be changed by it."""
-    policy = ServingPolicy.from_json(manifest.policy)
+    """Run the program of a bundle's unpacked files, which may be changed by it.
+
+    Where the bundle serves with FlyDSL and without, both are run if it is here.
+    """
     cache_dir = placed / CACHES
     cache_dir.mkdir(exist_ok=True)
     relocate(cache_dir / TRITON_DIR)
+    verdicts = [_run(placed, manifest, one) for one in variants_here(manifest)]
+    return functools.reduce(both, verdicts)
+
+
+def _run(placed: Path, manifest: Manifest, variant: Variant) -> Verdict:
+    """Run the program as one variant of the bundle is served."""
+    cache_dir = placed / CACHES
     before = _files(cache_dir)
     result_path = placed / "result.json"
     request = {
         "program": dict(manifest.program),
-        "policy": policy.to_json(),
+        "policy": variant.policy.to_json(),
         "seed": VERIFY_SEED,
+        "without": variant.without,
     }
-    env = clean_environment(policy, cache_dir)
+    env = clean_environment(variant.policy, cache_dir)
     run_module(SESSION, request, result_path, env, what="the verified program")
     result = json.loads(result_path.read_text())
     baked = read_keys(placed / KEYS_NAME) if (placed / KEYS_NAME).exists() else ()
     written = sorted(_files(cache_dir) - before)
-    return judge(result, manifest, policy, baked, written)
+    found = judge(result, manifest, variant.policy, baked, written)
+    lacking = "".join(f"without {name}: " for name in variant.without)
+    return replace(found, failures=tuple(lacking + line for line in found.failures))
 
 
 def judge(
@@ -139,7 +125,7 @@ def judge(
     aside = ASIDE - {Kind.TRACED} if policy.precompiled else ASIDE
     refused = tuple(k for k in lookups if k.layer == "fx" and k.state == "bypass")
     failures = [
-        *_config_differences(manifest, result["inductor_config"]),
+        *_config_differences(manifest, policy, result["inductor_config"]),
         *_missed_graphs(lookups, baked, frozen),
         *_work(
             (e for e in events if e.kind not in aside), len(refused) if frozen else 0
@@ -165,13 +151,14 @@ def judge(
     )
 
 
-def _refused(failures: tuple[str, ...]) -> Verdict:
-    return Verdict(failures, (), {}, {}, {}, 0.0, None, 0.0)
-
-
-def _config_differences(manifest: Manifest, live: Mapping[str, str]) -> list[str]:
+def _config_differences(
+    manifest: Manifest, policy: ServingPolicy, live: Mapping[str, str]
+) -> list[str]:
     """Compare the whole of Inductor's settings with those of the bake."""
-    baked = manifest.inductor_config
+    # Those of the bundle's own policy were kept; another's differ as it says.
+    first = manifest.policy.get("inductor", {})
+    others = {k: repr(v) for k, v in policy.inductor.items() if first.get(k) != v}
+    baked = {**manifest.inductor_config, **others}
     names = sorted(set(baked) | set(live))
     return [
         f"Inductor setting differs: {name}: baked `{baked.get(name, 'absent')}`, "

@@ -14,7 +14,7 @@ from pathlib import Path
 from flytune.caches.bundle import Bundle
 from flytune.caches.flydsl_cache import Kernel, missing_entries, read_kernel
 from flytune.caches.placing import CACHES
-from flytune.caches.verify import Verdict
+from flytune.caches.verdict import Verdict
 from flytune.shapes.errors import FlytuneError
 
 ASKED_NAME = "flydsl.json"

@@ -34,6 +34,7 @@ TESTS = Path(__file__).parent
 FIRST = (
     "caches/test_verify_failures.py",
     "tuner/test_build_whole.py",
+    "tuner/test_variants.py",
     "tuner/test_compile_gfx950.py",
     "tuner/test_workers.py",
     "tuner/test_cluster.py",

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.directories import RUN_ONLY
 from flytune.caches.flydsl_kernel import FlyDSLKernel, lookups, set_environment
 from flytune.tuner.builder import build
 from flytune.tuner.candidate import FLYDSL, BuildResult, Candidate, TensorSpec
@@ -199,7 +200,7 @@ def named_entry(precompile: Callable[[], object]) -> str:
 
 def main() -> None:
     cache, result = map(Path, sys.argv[1:3])
-    set_environment(cache, ARCH, FLYDSL_RUNTIME_RUN_ONLY="1")
+    set_environment(cache, ARCH, **{RUN_ONLY: "1"})
     entries = [named_entry(one.kernel.precompile) for one in rendered()]
     result.write_text(json.dumps(entries))
 

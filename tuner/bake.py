@@ -8,12 +8,16 @@ With coordinate descent the graphs of the first pass are thrown away: they were 
 before their kernels were tuned by steps, which a hit would do again (torch 2.11 at each
 start). The second pass stores them with what the first one found.
 
+Where kernels may be FlyDSL's, each pass runs the program without them too, for hosts
+that lack it: `caches/variants.py`.
+
 Where the policy asks for precompiled entries, a last pass stores them; for the others
 Dynamo traces the program, and nothing is left to do but that.
 """
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +34,7 @@ from flytune.caches.ledger import (
     read_lookups,
     summary,
 )
+from flytune.caches.policy import ServingPolicy
 from flytune.caches.verify import SESSION
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.options import BuildOptions
@@ -101,6 +106,8 @@ def bake(
     if timings:
         write_timings(cache_dir, system, timings)
     passes = _Passes(plan.policy.frozen)
+    without = plan.policy.without_flydsl()
+    policies = [plan.policy, *([] if without is None else [without])]
     descends = bool(plan.policy.inductor.get("coordinate_descent_tuning"))
     # One for the graphs, one for them again, and one that finds nothing to do.
     max_passes = max(options.bake_passes, 3 if descends else 2)
@@ -109,10 +116,12 @@ def bake(
             # A hit would tune again what is not stored yet, and overwrite what was
             # found.
             hits = number > (2 if descends else 1)
-            result = _run(
-                plan, cache_dir, number, options.search, again=hits, variants=hits
-            )
-            work = passes.add(result)
+            how = {"again": hits, "variants": hits}
+            results = [
+                _run(plan, policy, cache_dir, number, options.search, **how)
+                for policy in policies
+            ]
+            work = passes.add(*results)
             progress.say(f"bake: pass {number}: {_words(work) or 'nothing to do'}")
             if number > 1 and not passes.remaining:
                 break
@@ -130,8 +139,8 @@ def bake(
         tuple(sorted({k.reason for k in passes.lookups if k.state == "bypass"})),
         frozenset(passes.taken),
         graph_keys(passes.lookups),
-        result["inductor_config"],
-        result["peak_gib"],
+        results[0]["inductor_config"],
+        max(result["peak_gib"] for result in results),
         dropped,
     )
 
@@ -147,25 +156,30 @@ class _Passes:
     remaining: dict[str, int] = field(default_factory=dict)
     """Of the last one."""
 
-    def add(self, result: Mapping[str, Any]) -> dict[str, int]:
-        """Take in a pass and return its work.
+    def add(self, *results: Mapping[str, Any]) -> dict[str, int]:
+        """Take in a pass, a result a policy, and return its work.
 
         Raises:
             FlytuneError: Inductor tuned, or a frozen graph was cached.
         """
-        events = read_events(result["ledger"]["events"])
-        lookups = read_lookups(result["ledger"]["lookups"])
-        work = summary(e for e in events if e.kind not in ASIDE)
-        self.work.append(work)
-        self.lookups += lookups
-        self.taken.update(
-            (e.detail[0], e.detail[1]) for e in events if e.kind is Kind.TAKEN
-        )
-        _refuse_tuning(events)
-        if self.frozen:
-            _refuse_cached(lookups)
-        self.remaining = _remaining(work, lookups, self.frozen)
-        return work
+        done: Counter[str] = Counter()
+        left: Counter[str] = Counter()
+        for at, result in enumerate(results):
+            events = read_events(result["ledger"]["events"])
+            lookups = read_lookups(result["ledger"]["lookups"])
+            work = summary(e for e in events if e.kind not in ASIDE)
+            done.update(work)
+            self.lookups += lookups
+            # Of the policy that most hosts serve under, the first.
+            taken = [e for e in events if e.kind is Kind.TAKEN and at == 0]
+            self.taken.update((e.detail[0], e.detail[1]) for e in taken)
+            _refuse_tuning(events)
+            if self.frozen:
+                _refuse_cached(lookups)
+            left.update(_remaining(work, lookups, self.frozen))
+        self.work.append(dict(done))
+        self.remaining = dict(left)
+        return dict(done)
 
 
 def _precompile(
@@ -178,7 +192,7 @@ def _precompile(
     """Store Dynamo's entries; return the guards that they lack."""
     number = len(passes.work) + 1
     how = {"again": False, "variants": True, "precompile": True}
-    result = _run(plan, cache_dir, number, options.search, **how)
+    result = _run(plan, plan.policy, cache_dir, number, options.search, **how)
     work = _words(passes.add(result)) or "nothing else to do"
     dropped = tuple(result["dropped_guards"])
     progress.say(
@@ -189,20 +203,25 @@ def _precompile(
 
 
 def _run(
-    plan: Plan, cache_dir: Path, number: int, search: str, **how: bool
+    plan: Plan,
+    policy: ServingPolicy,
+    cache_dir: Path,
+    number: int,
+    search: str,
+    **how: bool,
 ) -> dict[str, Any]:
     """Run the program once; `how` is as for `session.run`."""
     assert plan.program is not None, "nothing else is baked"
     result_path = plan.work / f"bake-{number}.json"
     request = {
         "program": plan.program.to_json(),
-        "policy": plan.policy.to_json(),
+        "policy": policy.to_json(),
         "seed": BAKE_SEED,
         **how,
         "search": search.upper(),
         "keep_descents": number > 1 and plan.profile is not None,
     }
-    env = clean_environment(plan.policy, cache_dir)
+    env = clean_environment(policy, cache_dir)
     run_module(SESSION, request, result_path, env, what="the bake")
     result: dict[str, Any] = json.loads(result_path.read_text())
     result_path.unlink()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from flytune.caches.directories import RUN_ONLY
 from flytune.caches.inspect import describe, summary
 from flytune.caches.install import (
     Installed,
@@ -53,15 +54,26 @@ def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @_BUNDLE
 @_INTO
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="A bundle for another target is an error, and so is a kernel that FlyDSL would "
+    "have to compile.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_command(bundle: Path, into: Path | None, command: tuple[str, ...]) -> None:
+def exec_command(
+    bundle: Path, into: Path | None, strict: bool, command: tuple[str, ...]
+) -> None:
     """Run COMMAND with BUNDLE in place: `flytune exec B -- python serve.py`.
 
-    A bundle for another target is left out with one line; COMMAND runs all the same.
+    A bundle for another target is left out with one line, and COMMAND runs all the
+    same, unless --strict is given.
     """
-    installed = prepare(bundle, into, command=True)
+    installed = prepare(bundle, into, strict=strict, command=True)
     hit = installed.directory is not None
     environment = exec_environment(installed) if hit else dict(os.environ)
+    if strict:
+        environment[RUN_ONLY] = "1"
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:

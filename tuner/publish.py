@@ -16,7 +16,8 @@ from flytune.caches.packing import pack
 from flytune.caches.placing import CACHES
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
-from flytune.caches.verify import Verdict, verify_directory
+from flytune.caches.verdict import Verdict
+from flytune.caches.verify import verify_directory
 from flytune.tuner.bake import Bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.decision import Decision

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from flytune.caches.manifest import Manifest
 from flytune.caches.policy import CUDA_POLICY
-from flytune.caches.verify import Verdict
+from flytune.caches.verdict import Verdict
 
 if TYPE_CHECKING:
     from flytune.tuner.publish import Built

@@ -141,7 +141,14 @@ class Hook(AfterImport):
             activation = json.load(file)
         built = activation["software"]
         if module.__name__ in _CONFIGS:
-            for name, value in activation[_CONFIGS[module.__name__]].items():
+            settings = activation[_CONFIGS[module.__name__]]
+            without = activation.get("inductor_without_flydsl")
+            if module.__name__ == "torch._inductor.config" and without:
+                here, wanted = _version("flydsl"), built.get("flydsl")
+                if here != wanted:
+                    say(f"served without FlyDSL: built for `{wanted}`, here `{here}`")
+                    settings = without
+            for name, value in settings.items():
                 yield from self._configure(module, name, value)
             return
         if module.__name__ in MENDS:
@@ -308,8 +315,12 @@ def _environment_parts(torch: Any, kind: str) -> dict[str, Any]:
         "torch_git": torch.version.git_version,
     }
     if kind != "cpu":
-        try:
-            parts["triton"] = importlib.metadata.version("triton")
-        except importlib.metadata.PackageNotFoundError:
-            parts["triton"] = "absent"
+        parts["triton"] = _version("triton")
     return parts
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

@@ -225,3 +225,29 @@ def test_hook_needs_the_standard_library_alone(tmp_path: Path) -> None:
         env={"PYTHONPATH": hook_folder()},
     )
     assert done.stdout == "0\n"
+
+
+FLYDSL_HIDDEN = """
+import importlib.metadata
+version = importlib.metadata.version
+def hiding(name):
+    if name == "flydsl":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+importlib.metadata.version = hiding
+"""
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_host_without_flydsl_gets_the_policy_without_it(
+    tmp_path: Path, key: str, hidden: bool
+) -> None:
+    asks = {"max_autotune_gemm_backends": "ATEN,FLYDSL,TRITON"}
+    bundle = make(tmp_path, key, inductor=asks)
+    code = "import json, torch._inductor.config as inductor\n"
+    code += "print(json.dumps(inductor.max_autotune_gemm_backends))"
+    start = FLYDSL_HIDDEN if hidden else ""
+    live, said = run(start + INSTALL + code, bundle)
+    assert live == ("ATEN,TRITON" if hidden else "ATEN,FLYDSL,TRITON")
+    assert said.startswith("flytune: served without FlyDSL" if hidden else "")
+    assert said.count("\n") == hidden

@@ -136,6 +136,13 @@ def test_flydsl_needs_its_architecture_and_its_full_lists() -> None:
     assert policy.inductor["flydsl_enable_autotuning"] is True
     without = rocm_policy(arch="gfx950", backends=("ATEN", "TRITON"), **common)
     assert not uses_flydsl(without)
+    assert without.without_flydsl() is None
+    lacking = policy.without_flydsl()
+    assert lacking is not None
+    assert dict(lacking.inductor) == {
+        **without.inductor,
+        "flydsl_enable_autotuning": False,
+    }
     assert without == cuda_policy(**common)
 
 

@@ -10,7 +10,8 @@ from flytune.caches.keys import GraphKey
 from flytune.caches.ledger import ASIDE, Event, Kind, Ledger, Lookup
 from flytune.caches.policy import cpu_policy
 from flytune.caches.program import Bake, ProgramSpec
-from flytune.caches.verify import Verdict, judge
+from flytune.caches.verdict import Verdict
+from flytune.caches.verify import judge
 
 CONFIG = {"max_autotune": "True"}
 HIT = Lookup("fx", "hit", "fkey", {"gm": "a graph"})
@@ -44,10 +45,13 @@ def verdict(
         "calls": calls,
         "peak_gib": 1.0,
     }
+    if precompiled:
+        serving = serving.with_precompiled()
+    own = {"program": program, "policy": serving.to_json()}
     return judge(
         result,
-        manifest(inductor_config=CONFIG, program=program),
-        serving.with_precompiled() if precompiled else serving,
+        manifest(inductor_config=CONFIG, **own),
+        serving,
         (GraphKey("fkey", HIT.parts),),
         list(written),
     )

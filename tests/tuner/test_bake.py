@@ -10,10 +10,10 @@ import pytest
 from flytune.caches.keys import GraphKey
 from flytune.caches.ledger import Event, Kind, Ledger, Lookup
 from flytune.caches.manifest import Manifest
-from flytune.caches.policy import cpu_policy
+from flytune.caches.policy import ServingPolicy, cpu_policy
 from flytune.caches.program import ProgramSpec
 from flytune.caches.target import Target
-from flytune.caches.verify import Verdict
+from flytune.caches.verdict import Verdict
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.registry import find_model
 from flytune.tuner import bake as stage
@@ -93,7 +93,12 @@ def baked(
     """Bake where each pass does the next of `passes`, and more of the last."""
 
     def run(
-        _: Plan, cache_dir: Path, number: int, search: str, **how: bool
+        _: Plan,
+        policy: ServingPolicy,
+        cache_dir: Path,
+        number: int,
+        search: str,
+        **how: bool,
     ) -> dict[str, Any]:
         assert cache_dir.is_dir()
         assert search == "default"

@@ -111,6 +111,21 @@ def test_exec_passes_options_and_the_exit_status(bundle: Path) -> None:
     assert (done.returncode, done.stderr) == (3, "")
 
 
+def test_strict_exec_lets_flydsl_compile_nothing(bundle: Path) -> None:
+    code = "import os; print(os.environ.get('FLYDSL_RUNTIME_RUN_ONLY'))"
+    command = ("--", sys.executable, "-c", code)
+    assert exec_it("--strict", bundle, *command).stdout == "1\n"
+    assert exec_it(bundle, *command).stdout == "None\n"
+
+
+def test_strict_exec_for_another_target_runs_nothing(tmp_path: Path) -> None:
+    other = make(tmp_path, "other.tar.zst", isa=["amx_tile"])
+    command = ("--strict", other, "--", sys.executable, "-c", "print(1)")
+    done = exec_it(*command)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "hardware.isa" in done.stderr
+
+
 def test_exec_of_an_unknown_command(bundle: Path) -> None:
     result = CliRunner().invoke(exec_command, [str(bundle), "--", "no-such-command"])
     assert isinstance(result.exception, FlytuneError)

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from flytune.caches import verify as verification
 from flytune.caches.bundle import Bundle
-from flytune.caches.verify import Verdict, verify
+from flytune.caches.verdict import Verdict
+from flytune.caches.verify import verify
 from flytune.tuner.cli import main
 
 REASON = "mkldnn tensors unpickleable"
