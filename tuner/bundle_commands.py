@@ -57,8 +57,8 @@ def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
 @click.option(
     "--strict",
     is_flag=True,
-    help="A bundle for another target is an error, and so is a kernel that FlyDSL would "
-    "have to compile.",
+    help="A bundle for another target is an error, and so is a kernel that FlyDSL "
+    "would have to compile.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_command(
