@@ -32,7 +32,7 @@ def probed(
     """List candidates on the device, or on a stand-in for an absent one."""
     found = find_model(model)
     program = ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json()
-    return _enumerated(folder, absent, policy, search, program=program).lists
+    return _enumerated(folder, absent, policy, search, program=program, shapes=[]).lists
 
 
 def probed_shapes(

@@ -148,7 +148,7 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
             if d.was_choice and not d.was_timed
         ],
         "without_choice": sum(not d.was_choice for d in decisions),
-        "missing": [f"{shape} at {shape.module}" for shape in coverage.missing],
+        "missing": {why: list(some) for why, some in coverage.unlisted.items()},
         "unplanned": [f"{o.op} {o.inputs_key}" for o in coverage.unplanned],
         "declined": {why: list(some) for why, some in coverage.declined.items()},
     }

@@ -88,11 +88,31 @@ def test_a_list_holds_so_many_of_each_backend(
     assert len(hashes) == len(lists[name].candidates)
 
 
-@pytest.mark.parametrize("name", ["mm m=1", "mxfp8 K=8160"])
-def test_what_inductor_lowers_without_a_choice_has_no_list(
-    lists: Lists, name: str
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "mm m=1",
+            "mm: config.coordinate_descent_tuning, "
+            'self.device.type not in ["cpu", "mps"], '
+            "statically_known_true(self.shape[0] == 1)",
+        ),
+        (
+            "mxfp8 K=8160",
+            "get_flydsl_mxfp_template_kwargs: k % 128 != 0 [k=8160] and "
+            "tuned_scaled_mm_v2: not check_supported_recipe(recipe_a) ",
+        ),
+    ],
+)
+def test_what_inductor_lowers_without_a_choice_says_why(
+    found: Enumeration, lists: Lists, name: str, reason: str
 ) -> None:
     assert name not in lists
+    assert found.unlisted[piece_name(SHAPES[name])].startswith(reason)
+
+
+def test_what_has_a_list_says_nothing(found: Enumeration, lists: Lists) -> None:
+    assert len(found.unlisted) + len(lists) == len(SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +192,10 @@ def test_the_timings_file_is_named_after_the_absent_device(found: Enumeration) -
 
 
 def test_scaled_lists_are_joined_with_what_was_planned(found: Enumeration) -> None:
-    coverage = join(SHAPES.values(), found.lists)
+    coverage = join(SHAPES.values(), found.lists, found.unlisted)
     assert coverage.unplanned == ()
     assert coverage.missing == (SHAPES["mm m=1"], SHAPES["mxfp8 K=8160"])
+    assert list(coverage.unlisted) == list(found.unlisted.values())
     for task in coverage.tasks:
         assert piece_name(task.shape) == task.offered.piece
     # As far as the tensors tell, the lists are of the same shapes without a plan.
