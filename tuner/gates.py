@@ -88,7 +88,9 @@ class Gate:
         return test
 
     def _segment(self, node: ast.expr) -> str:
-        return " ".join((ast.get_source_segment(self._text, node) or "").split())
+        text = " ".join((ast.get_source_segment(self._text, node) or "").split())
+        # As it would stand on one line.
+        return text.replace("( ", "(").replace(" )", ")")
 
 
 def _within(node: ast.AST, line: int) -> bool:

@@ -202,7 +202,7 @@ def main() -> None:
     """Run the request named on the command line and write its lists, pickled.
 
     It holds `policy`, `search`, `profile` (of a device that is not here, or null),
-    `program` where there is one, and `shapes`: rows of each `GemmShape` that is planned.
+    `program` where there is one, and `shapes`: a row of each planned `GemmShape`.
     """
     die_with_parent()
     request_path, result_path = map(Path, sys.argv[1:3])
