@@ -10,11 +10,11 @@ JOBS ?= 2
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu lint types bench bench-all clean
+.PHONY: help setup run test test-all test-gpu check-mi350 lint types bench bench-all clean
 .DELETE_ON_ERROR:
 
 help: ## Print this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 setup: $(INSTALLED) ## Install torch, the extras and the tools into .venv
 
@@ -32,6 +32,10 @@ test-all: $(INSTALLED) ## Run every test that needs no accelerator
 
 test-gpu: $(INSTALLED) ## Run the tests that need an accelerator
 	$(BIN)/pytest -m gpu
+
+# Not in .venv, which has PyPI's torch: PYTHON names an environment with ROCm's.
+check-mi350: ## Check all of flytune on a real MI350 or MI355X, with ROCm's torch
+	PYTHON=$(PYTHON) ci/mi350.sh
 
 lint: $(INSTALLED) ## Check style and format
 	$(BIN)/ruff check

@@ -101,8 +101,8 @@ def _share(built: Path) -> None:
             plan = inner(*args)
             plan.work.mkdir(parents=True, exist_ok=True)
             link = plan.work / BUILT
-            if not link.is_symlink():
-                link.symlink_to(built)
+            link.unlink(missing_ok=True)
+            link.symlink_to(built)
             return plan
 
         return make_plan
