@@ -52,6 +52,11 @@ bench-all: $(INSTALLED) ## Measure a CPU's figures and renew the README's tables
 	$(BIN)/python ci/bench/build_cost.py
 	$(BIN)/python ci/bench/agreement.py
 	$(BIN)/python ci/bench/install_time.py
+	$(BIN)/python ci/bench/regret.py --device cpu --models Qwen3-4B --tokens 16
+	$(BIN)/python ci/bench/throughput.py --device cpu --model Qwen3-4B --tokens 16 \
+	    --exhaustive 0 --bake-tokens 16
+	$(BIN)/python ci/bench/compile.py
+	$(BIN)/python ci/bench/coverage.py
 	$(BIN)/python ci/bench/tables.py
 
 clean: ## Remove all that make has made

@@ -5,6 +5,7 @@ that builds of one target share it as the lists of one build do; and it may be h
 some candidates of one list.
 """
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from processes import answer, fresh
-from stages import BUILD, BUILT, Shape, hold
+from stages import BUILD, BUILT, LISTS, Searched, Shape, hold
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.compat import wrap
@@ -53,6 +54,48 @@ def compile_model(
     }
     result: dict[str, Any] = fresh("compiled", request, what="the build")
     return result
+
+
+def list_model(arguments: Sequence[str], work: Path) -> Path:
+    """List the candidates of a build in a fresh process; return the file of them.
+
+    Args:
+        arguments: Of `flytune build`, but --work and --out.
+        work: Directory of the build, which ends when they are listed.
+
+    Raises:
+        FlytuneError: the build failed.
+    """
+    more = ["--work", str(work), "--out", str(work / "bundle")]
+    request = {"arguments": [*arguments, *more], "lists": True}
+    return Path(fresh("compiled", request, what="the build")["lists"])
+
+
+def _list(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer `list_model`."""
+    found: list[Path] = []
+
+    def kept(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def make_plan(*args: Any) -> Any:
+            plan = inner(*args)
+            found.append(plan.work / LISTS)
+            return plan
+
+        return make_plan
+
+    def ended(_: Callable[..., Any]) -> Callable[..., Any]:
+        def join(*_: Any) -> Any:
+            raise Searched
+
+        return join
+
+    wrap(BUILD, "make_plan", kept)
+    wrap(BUILD, "join", ended)
+    from flytune.tuner.cli import main
+
+    with contextlib.suppress(Searched):
+        main(["build", *request["arguments"]], standalone_mode=False)
+    return {"lists": str(found[0])}
 
 
 def _build(request: dict[str, Any]) -> dict[str, Any]:
@@ -169,5 +212,9 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    return _list(request) if "lists" in request else _build(request)
+
+
 if __name__ == "__main__":
-    answer(_build)
+    answer(_answer)

@@ -147,6 +147,7 @@ def figures_of(rows: Iterable[Row]) -> Row:
         "lists": len(lists),
         "candidates": statuses.total(),
         "statuses": dict(statuses),
+        "classified": list(CLASSIFIED),
         "failures": failures_in(statuses) + sum(len(r["not_found"]) for r in rows),
         "by_kind": {kind: dict(kinds[kind]) for kind in sorted(kinds)},
         "kernels": {backend: len(some) for backend, some in kernels.items()},
