@@ -30,9 +30,26 @@ def probed(
     policy: ServingPolicy = POLICY,
 ) -> tuple[CandidateList, ...]:
     """List candidates on the device, or on a stand-in for an absent one."""
+    return probed_program(folder, absent, model, search, policy).lists
+
+
+def probed_program(
+    folder: Path,
+    absent: DeviceProfile | None,
+    model: str,
+    search: str = "DEFAULT",
+    policy: ServingPolicy = POLICY,
+    planned: Iterable[GemmShape] = (),
+) -> Enumeration:
+    """List candidates of a model's program, as `probed`.
+
+    Args:
+        planned: What a plan has; where the program has none of it, it says why.
+    """
     found = find_model(model)
     program = ProgramSpec(json.loads(found.raw), "sdpa", found.dtype).to_json()
-    return _enumerated(folder, absent, policy, search, program=program, shapes=[]).lists
+    rows = [shape.to_row() for shape in planned]
+    return _enumerated(folder, absent, policy, search, program=program, shapes=rows)
 
 
 def probed_shapes(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from accelerator import probed, probed_shapes
+from accelerator import probed_program, probed_shapes
 from builds import SQUARE
 from gfx950 import MI355X, MM, POLICY, SHAPES
 
@@ -27,6 +27,7 @@ from flytune.tuner.candidate import (
 from flytune.tuner.eligibility import NOT_ASKED
 from flytune.tuner.isolated import piece_name
 from flytune.tuner.tasks import join
+from flytune.tuner.unlisted import LISTED_ALONE
 
 pytestmark = pytest.mark.skipif(
     release(torch_version()) < (2, 15), reason="this torch has no FlyDSL templates"
@@ -265,7 +266,11 @@ def test_a_quantised_model_is_listed_without_its_program(
 
 def test_a_program_is_listed_as_on_any_accelerator(tmp_path: Path) -> None:
     policy = replace(POLICY, tokens=(64,))
-    found = probed(tmp_path, MI355X, str(SQUARE), policy=policy)
+    planned = (MM, replace(MM, m=1))
+    enumeration = probed_program(
+        tmp_path, MI355X, str(SQUARE), policy=policy, planned=planned
+    )
+    found = enumeration.lists
     assert {one.module for one in found if one.piece == "layer"} == {
         *(f"self_attn.{name}_proj" for name in "qkvo"),
         *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
@@ -275,6 +280,10 @@ def test_a_program_is_listed_as_on_any_accelerator(tmp_path: Path) -> None:
     backends = {c.backend for c in found[0].candidates}
     assert backends == {ATEN, TRITON, FLYDSL}
     assert {one.declined for one in found} == {""}
+    # What is planned and in no list of the program is lowered by itself.
+    alone, decomposed = (enumeration.unlisted[piece_name(one)] for one in planned)
+    assert alone == LISTED_ALONE
+    assert decomposed.startswith("mm: config.coordinate_descent_tuning, ")
 
 
 @pytest.mark.slow
