@@ -59,9 +59,8 @@ def coverage_text(result: Result) -> str:
     ]
     lines += [
         "",
-        f"They are {_and(made)}; the {figures['builds']} builds took "
-        f"{figures['wall_s'] / 60:.0f} minutes in all. In each, a fresh process found "
-        "every kernel of FlyDSL's without compiling.",
+        f"They are {_and(made)}. After each of the {figures['builds']} builds a fresh "
+        "process looked for its kernels of FlyDSL's and compiled none.",
         *(_none(why, shapes) for why, shapes in figures["unlisted"].items()),
     ]
     if figures["exhaustive"] is not None:
