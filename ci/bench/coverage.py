@@ -8,6 +8,7 @@ that wants more shared memory than there is, is counted apart: all else that is 
 compiled is a failure. Last comes the exhaustive FlyDSL list of one dense shape.
 """
 
+import functools
 import itertools
 import tempfile
 import time
@@ -95,7 +96,7 @@ def _built(
     words = itertools.chain(*((f"--{name}", str(asked[name])) for name in asked))
     more = [*words, "--tokens", tokens, *arguments]
     name = f"build {model} tp={tp} {quant} {tokens}"
-    made = pieces.unit(name, lambda: _timed(bench, more), expected_s=300)
+    made = pieces.unit(name, functools.partial(_timed, bench, more), expected_s=300)
     return {**asked, **made}
 
 
@@ -108,13 +109,11 @@ def _exhaustive(
     arguments += ["--search", "exhaustive", "--backends", "ATEN,FLYDSL"]
     for first in range(0, candidates, SLICE):
         part = first, min(first + SLICE, candidates)
-        made = pieces.unit(
-            f"exhaustive {m}x{n}x{k} {part[0]}-{part[1]}",
-            lambda part=part: _timed(
-                bench, arguments, only=EXHAUSTIVE_SHAPE, candidates=part
-            ),
-            expected_s=300,
+        compiled = functools.partial(
+            _timed, bench, arguments, only=EXHAUSTIVE_SHAPE, candidates=part
         )
+        name = f"exhaustive {m}x{n}x{k} {part[0]}-{part[1]}"
+        made = pieces.unit(name, compiled, expected_s=300)
         yield {"model": EXHAUSTIVE_MODEL, "candidates": list(part), **made}
 
 

@@ -160,7 +160,8 @@ def test_coverage_counts_a_list_of_two_builds_once(
     assert "A and B, 1 and 8 ranks, 64 tokens, bf16;" in text
     assert "| flydsl mm bfloat16 | 9 | 6 | 3 | 0 |" in text
     assert "| aten" not in text
-    assert "They are 3 kernels of FlyDSL's in 2 core minutes. After each of" in text
+    assert "They are 3 kernels of FlyDSL's in 2 core minutes. In the" in text
+    assert "2 builds fresh processes found 4 kernels of FlyDSL's" in text
     assert "No list: 1 of the planned shapes, by `why`." in text
     assert "16 candidates with the library's, 12 compiled, 4 refused by a rule" in text
 
