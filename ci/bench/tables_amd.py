@@ -87,7 +87,7 @@ def _exhaustive(row: Mapping[str, Any], classified: Iterable[str]) -> str:
     refused = sum(counts.get(status, 0) for status in classified)
     return (
         f"The exhaustive FlyDSL list of ({m}, {n}, {k}): {row['candidates']} "
-        f"candidates with the library's, {counts.get('ok', 0)} compiled, {refused} "
+        f"candidates with the library's, {counts.get('ok', 0)} ok, {refused} "
         f"refused by a rule, {row['failures']} failed, in "
         f"{row['compile_core_s'] / 60:.0f} core minutes."
     )

@@ -163,7 +163,7 @@ def test_coverage_counts_a_list_of_two_builds_once(
     assert "They are 3 kernels of FlyDSL's in 2 core minutes. In the" in text
     assert "2 builds fresh processes found 4 kernels of FlyDSL's" in text
     assert "No list: 1 of the planned shapes, by `why`." in text
-    assert "16 candidates with the library's, 12 compiled, 4 refused by a rule" in text
+    assert "16 candidates with the library's, 12 ok, 4 refused by a rule" in text
 
 
 @pytest.mark.parametrize("status", ["compile_error", "fault", "timeout"])
