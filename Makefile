@@ -10,11 +10,11 @@ JOBS ?= 2
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu lint types bench bench-all clean
+.PHONY: help setup run test test-all test-gpu check-mi350 lint types bench bench-all clean
 .DELETE_ON_ERROR:
 
 help: ## Print this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 setup: $(INSTALLED) ## Install torch, the extras and the tools into .venv
 
@@ -33,6 +33,10 @@ test-all: $(INSTALLED) ## Run every test that needs no accelerator
 test-gpu: $(INSTALLED) ## Run the tests that need an accelerator
 	$(BIN)/pytest -m gpu
 
+# Not in .venv, which has PyPI's torch: PYTHON names an environment with ROCm's.
+check-mi350: ## Check all of flytune on a real MI350 or MI355X, with ROCm's torch
+	PYTHON=$(PYTHON) ci/mi350.sh
+
 lint: $(INSTALLED) ## Check style and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -48,6 +52,11 @@ bench-all: $(INSTALLED) ## Measure a CPU's figures and renew the README's tables
 	$(BIN)/python ci/bench/build_cost.py
 	$(BIN)/python ci/bench/agreement.py
 	$(BIN)/python ci/bench/install_time.py
+	$(BIN)/python ci/bench/regret.py --device cpu --models Qwen3-4B --tokens 16
+	$(BIN)/python ci/bench/throughput.py --device cpu --model Qwen3-4B --tokens 16 \
+	    --exhaustive 0 --bake-tokens 16
+	$(BIN)/python ci/bench/compile.py
+	$(BIN)/python ci/bench/coverage.py
 	$(BIN)/python ci/bench/tables.py
 
 clean: ## Remove all that make has made

@@ -11,7 +11,7 @@ from pathlib import Path
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.policy import ServingPolicy, cuda_policy
-from flytune.caches.program import ProgramSpec
+from flytune.caches.program import Bake, ProgramSpec
 from flytune.caches.stand_in import stand_in_environment
 from flytune.shapes.gemm import GemmShape
 from flytune.shapes.registry import find_model
@@ -28,13 +28,31 @@ def probed(
     model: str = "Llama-3.1-8B",
     search: str = "DEFAULT",
     policy: ServingPolicy = POLICY,
-    bake: str = "layers",
+    bake: Bake = "layers",
 ) -> tuple[CandidateList, ...]:
     """List candidates on the device, or on a stand-in for an absent one."""
+    return probed_program(folder, absent, model, search, policy, bake=bake).lists
+
+
+def probed_program(
+    folder: Path,
+    absent: DeviceProfile | None,
+    model: str,
+    search: str = "DEFAULT",
+    policy: ServingPolicy = POLICY,
+    planned: Iterable[GemmShape] = (),
+    bake: Bake = "layers",
+) -> Enumeration:
+    """List candidates of a model's program, as `probed`.
+
+    Args:
+        planned: What a plan has; where the program has none of it, it says why.
+    """
     found = find_model(model)
     spec = ProgramSpec(json.loads(found.raw), "sdpa", found.dtype, bake=bake)
     program = spec.to_json()
-    return _enumerated(folder, absent, policy, search, program=program).lists
+    rows = [shape.to_row() for shape in planned]
+    return _enumerated(folder, absent, policy, search, program=program, shapes=rows)
 
 
 def probed_shapes(

@@ -52,7 +52,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         _clear(plan.work, options.fresh, journal)
         found = _enumerate(plan, options, progress)
         _check_keys(plan, found, options, older)
-        coverage = join(plan.shapes, found.lists)
+        coverage = join(plan.shapes, found.lists, found.unlisted)
         _report_coverage(coverage, progress)
         _check_excluded(coverage, options.exclude)
         made = Made(plan, options, found, coverage)
@@ -163,11 +163,10 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
                 "policy": plan.policy.to_json(),
                 "search": options.search.upper(),
                 "profile": None if absent is None else absent.to_json(),
+                "shapes": [shape.to_row() for shape in plan.shapes],
             }
             if plan.program is not None:
                 request["program"] = plan.program.to_json()
-            else:
-                request["shapes"] = [shape.to_row() for shape in plan.shapes]
             # The C++ templates need the instruction set's name, not its trial builds.
             more = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
             if absent is not None:
@@ -191,10 +190,13 @@ def _report_coverage(coverage: Coverage, progress: Progress) -> None:
     tasks = coverage.tasks
     candidates = sum(len(t.offered.candidates) for t in tasks)
     progress.say(f"enumerate: {len(tasks)} lists, {candidates} candidates")
-    for shape in coverage.missing:
-        progress.say(f"enumerate: no list: {shape} at {shape.module}")
+    for reason, some in coverage.unlisted.items():
+        progress.say(f"enumerate: no list for {_first(some)}: {reason}")
     for offered in coverage.unplanned:
         progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
     for reason, some in coverage.declined.items():
-        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
-        progress.say(f"enumerate: no FlyDSL for {some[0]}{more}: {reason}")
+        progress.say(f"enumerate: no FlyDSL for {_first(some)}: {reason}")
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

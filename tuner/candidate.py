@@ -95,6 +95,8 @@ class Enumeration:
     """None where Triton is not installed."""
     system: Mapping[str, Any]
     """What Inductor names its timings file after."""
+    unlisted: Mapping[str, str] = field(default_factory=dict)
+    """Why a planned GEMM is in no list, by `isolated.piece_name`."""
 
 
 def stored_form() -> dict[str, list[str]]:

@@ -69,7 +69,8 @@ class Watch:
         """
         self._current = current
         self._node: Any = None
-        self._reason = ""
+        self.said = ""
+        """Why a rule declined last, whatever was lowered."""
         self._gates: dict[CodeType, tuple[Gate, bool]] = {}
         self._tracing = False
         self._of_list: list[str] = []
@@ -93,7 +94,7 @@ class Watch:
     def reason(self) -> str:
         """Return why the node that is being lowered has no candidate of FlyDSL."""
         same = self._node is not None and self._node is self._current()
-        return self._reason if same else NOT_ASKED
+        return self.said if same else NOT_ASKED
 
     def _asked(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def ask(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +115,7 @@ class Watch:
         return append
 
     def _keep(self, reason: str) -> None:
-        self._node, self._reason = self._current(), reason
+        self._node, self.said = self._current(), reason
 
     def explain(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
         """Ask a rule that declines once more; return what in it decided."""

@@ -32,25 +32,32 @@ class Gate:
 
         Empty where no condition stands around its `return`: what it called decided.
         """
-        found = self._condition(frame.f_lineno - self._first_line + 1)
-        if found is None:
-            return ""
-        parts = list(self._decided(*found, frame)) or [self._segment(found[0])]
-        return f"{self.name}: {', '.join(parts)}"
+        parts = [
+            part
+            for test, value in self._conditions(frame.f_lineno - self._first_line + 1)
+            for part in list(self._decided(test, value, frame)) or [self._segment(test)]
+        ]
+        return f"{self.name}: {', '.join(parts)}" if parts else ""
 
-    def _condition(self, line: int) -> tuple[ast.expr, bool] | None:
-        """Return the condition of the `return` on a line, and its value there."""
+    def _conditions(self, line: int) -> list[tuple[ast.expr, bool]]:
+        """Return the conditions around the `return` on a line, and their values there.
+
+        The outer ones are first; of an `else` only the last condition is told.
+        """
+        found: list[tuple[ast.expr, bool]] = []
         for node in ast.walk(self._tree):
             if isinstance(node, ast.If):
-                if any(_returns_at(inner, line) for inner in node.body):
-                    return node.test, True
-                if any(_returns_at(inner, line) for inner in node.orelse):
-                    return node.test, False
+                if any(_within(inner, line) for inner in node.body):
+                    found.append((node.test, True))
+                elif any(_returns_at(inner, line) for inner in node.orelse):
+                    found.append((node.test, False))
+        if found:
+            return found
         for node in ast.walk(self._tree):
             if _returns_at(node, line) and isinstance(node, ast.Return):
                 is_rule = isinstance(node.value, ast.BoolOp)
-                return (node.value, False) if node.value and is_rule else None
-        return None
+                return [(node.value, False)] if node.value and is_rule else []
+        return []
 
     def _decided(self, test: ast.expr, value: bool, frame: FrameType) -> Iterator[str]:
         """Yield the parts of a condition that made it `value`."""
@@ -81,7 +88,13 @@ class Gate:
         return test
 
     def _segment(self, node: ast.expr) -> str:
-        return " ".join((ast.get_source_segment(self._text, node) or "").split())
+        text = " ".join((ast.get_source_segment(self._text, node) or "").split())
+        # As it would stand on one line.
+        return text.replace("( ", "(").replace(" )", ")")
+
+
+def _within(node: ast.AST, line: int) -> bool:
+    return any(_returns_at(inner, line) for inner in ast.walk(node))
 
 
 def _returns_at(node: ast.AST, line: int) -> bool:

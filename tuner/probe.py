@@ -42,6 +42,8 @@ from flytune.tuner.describe import (
 )
 from flytune.tuner.eligibility import Watch, keep_defaults
 from flytune.tuner.isolated import isolated_pieces
+from flytune.tuner.tasks import join
+from flytune.tuner.unlisted import LISTED_ALONE, NOT_SAID, Decided
 
 
 class Lowered(Exception):
@@ -113,6 +115,23 @@ class Probe:
             del piece
             forget_graphs()
 
+    def why_unlisted(self, piece: Piece, policy: ServingPolicy) -> str:
+        """Lower a piece that got no list by itself; return what decided that."""
+        before = len(self.lists)
+        if self._watch is not None:
+            self._watch.said = ""
+        decided = Decided()
+        try:
+            with decided.watched():
+                self.run((piece,), policy, seed=0)
+        except Exception as error:  # what cannot be explained ends no build
+            return f"{NOT_SAID}, and by itself it fails: {type(error).__name__}"
+        if len(self.lists) > before:
+            del self.lists[before:]
+            return LISTED_ALONE
+        declined = [] if self._watch is None else [self._watch.said]
+        return " and ".join(filter(None, (*declined, *decided.said))) or NOT_SAID
+
     def _describe(
         self, op: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any
     ) -> CandidateList:
@@ -153,25 +172,37 @@ def _until_lowered(call: Callable[[], Any]) -> None:
             raise
 
 
-def _lower(request: Mapping[str, Any], policy: ServingPolicy) -> Probe:
-    """Lower the request's program, or its shapes one by one."""
-    probe = Probe()
-    probe.arm(flydsl=uses_flydsl(policy))
-    if "program" in request:
-        spec = ProgramSpec.from_json(request["program"])
+def _lower(
+    probe: Probe,
+    program: Mapping[str, Any] | None,
+    shapes: Iterable[GemmShape],
+    policy: ServingPolicy,
+) -> None:
+    """Lower the program, or where there is none the shapes one by one."""
+    if program is not None:
+        spec = ProgramSpec.from_json(program)
         probe.run(build_program(spec, seed=0, device=policy.device), policy, seed=0)
-        return probe
-    shapes = (GemmShape(**row) for row in request["shapes"])
+        return
     for shape, piece in isolated_pieces(shapes, policy.device):
         probe.run((piece,), replace(policy, tokens=(shape.m,)), seed=0)
-    return probe
+
+
+def _unlisted(
+    probe: Probe, shapes: Iterable[GemmShape], policy: ServingPolicy
+) -> dict[str, str]:
+    """Return why planned GEMMs are in no list, by the name of each as a piece."""
+    missing = join(shapes, probe.lists).missing
+    return {
+        piece.name: probe.why_unlisted(piece, replace(policy, tokens=(shape.m,)))
+        for shape, piece in isolated_pieces(missing, policy.device)
+    }
 
 
 def main() -> None:
     """Run the request named on the command line and write its lists, pickled.
 
-    It holds `policy`, `search`, `profile` (of a device that is not here, or null), and
-    either `program` or `shapes`, which are rows of `GemmShape`.
+    It holds `policy`, `search`, `profile` (of a device that is not here, or null),
+    `program` where there is one, and `shapes`: a row of each planned `GemmShape`.
     """
     die_with_parent()
     request_path, result_path = map(Path, sys.argv[1:3])
@@ -188,14 +219,20 @@ def main() -> None:
         stand_in(profile)
     import torch
 
+    shapes = [GemmShape(**row) for row in request["shapes"]]
+    probe = Probe()
+    probe.arm(flydsl=uses_flydsl(policy))
     with torch.no_grad(), nullcontext() if profile is None else fake_tensors():
-        probe = _lower(request, policy)
+        _lower(probe, request.get("program"), shapes, policy)
+    with torch.no_grad(), fake_tensors():
+        unlisted = _unlisted(probe, shapes, policy)
     part = result_path.with_suffix(".part")
     found = Enumeration(
         tuple(probe.lists),
         torch_key(),
         triton_key() if importlib.util.find_spec("triton") else None,
         system_info(),
+        unlisted,
     )
     part.write_bytes(pickle.dumps(found))
     part.replace(result_path)

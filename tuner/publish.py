@@ -50,7 +50,7 @@ class Built:
         hits = self.verdict is None or self.verdict.ok(strict=False)
         coverage = self.manifest.coverage
         if self.manifest.compiled_only:
-            # Recorded times may make the library's kernels win all, which none compiles.
+            # Recorded times may let the library win all, and nothing is compiled.
             return hits and bool(coverage["compiled"] or coverage["tuned"])
         return hits
 
@@ -151,7 +151,7 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
             if d.was_choice and not d.was_timed
         ],
         "without_choice": sum(not d.was_choice for d in decisions),
-        "missing": [f"{shape} at {shape.module}" for shape in coverage.missing],
+        "missing": {why: list(some) for why, some in coverage.unlisted.items()},
         "unplanned": [f"{o.op} {o.inputs_key}" for o in coverage.unplanned],
         "declined": {why: list(some) for why, some in coverage.declined.items()},
     }

@@ -28,6 +28,7 @@ def built_text(built: "Built") -> str:
         f"policy {policy}: {POLICY_NOTES.get(policy, '')}",
         "",
         *_result_lines(built),
+        *_attention_lines(manifest),
         f"bundle  {built.out}",
     ]
     return "\n".join(lines)
@@ -43,6 +44,15 @@ def _result_lines(built: "Built") -> list[str]:
         "",
         *_coverage_lines(manifest),
         *verdict_lines(built.verdict),
+    ]
+
+
+def _attention_lines(manifest: Manifest) -> list[str]:
+    """Say whose the attention is, which is no GEMM of a plan."""
+    if manifest.target["hardware"].get("vendor") != "amd":
+        return []
+    return [
+        "attention is not ours: AOTriton's kernels come tuned and prebuilt with torch"
     ]
 
 
@@ -64,6 +74,7 @@ def _compiled_lines(built: "Built") -> list[str]:
         f"        {kind}: {_counted(some)}" for kind, some in row["by_kind"].items()
     ]
     lines += [f"        {name}: {said}" for name, said in row["eager"].items()]
+    lines += _missing_lines(row)
     if built.verdict is not None:
         hits = built.verdict.lookups.get("flydsl hit", 0)
         lines.append(f"verify  {hits} kernels of FlyDSL's found, compiling nothing")
@@ -102,11 +113,11 @@ def _coverage_lines(manifest: Manifest) -> list[str]:
     ]
     for name, words in (
         ("untimed", "cannot be tried here, left to the library"),
-        ("missing", "planned, and lowered without a list"),
         ("unplanned", "offered, and in no plan"),
     ):
         if row[name]:
             lines.append(f"        {len(row[name])} {words}: {'; '.join(row[name])}")
+    lines += _missing_lines(row)
     passes = manifest.bake["passes"]
     settled = "the last compiled nothing" if manifest.bake["settled"] else "not settled"
     lines.append(f"baked   {len(passes)} passes, {settled}")
@@ -117,6 +128,14 @@ def _coverage_lines(manifest: Manifest) -> list[str]:
             "guards; `flytune inspect` names them"
         )
     return lines
+
+
+def _missing_lines(coverage: Mapping[str, Any]) -> list[str]:
+    return [
+        f"        {len(some)} planned, and lowered without a list: {'; '.join(some)}: "
+        f"{why}"
+        for why, some in coverage["missing"].items()
+    ]
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:

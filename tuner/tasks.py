@@ -1,13 +1,15 @@
 """Join the plan's GEMMs with the lists that the program really offered."""
 
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field, replace
+from types import MappingProxyType
 
 from flytune.caches.program import model_path
 from flytune.shapes.gemm import MX, GemmShape, Op
 from flytune.tuner.candidate import CandidateList, TuneTask
 from flytune.tuner.isolated import piece_name
 from flytune.tuner.operands import LINEARS, POSITIONS, Places, problem
+from flytune.tuner.unlisted import NOT_SAID
 
 # By Inductor's name; a linear is a mm whatever is fused to it.
 _KINDS: dict[str, Op] = {
@@ -27,6 +29,18 @@ class Coverage:
     """Planned, but in no list: fused away, or computed by something else."""
     unplanned: tuple[CandidateList, ...]
     """Offered, but in no plan."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why what is missing has no list, by `isolated.piece_name`."""
+
+    @property
+    def unlisted(self) -> dict[str, tuple[str, ...]]:
+        """Why planned GEMMs are in no list: a reason and whom it befell."""
+        found: dict[str, tuple[str, ...]] = {}
+        for shape in self.missing:
+            reason = self.reasons.get(piece_name(shape), NOT_SAID)
+            name = f"{shape} at {shape.module}"
+            found[reason] = (*found.get(reason, ()), name)
+        return found
 
     @property
     def declined(self) -> dict[str, tuple[str, ...]]:
@@ -39,8 +53,16 @@ class Coverage:
         return found
 
 
-def join(shapes: Iterable[GemmShape], lists: Iterable[CandidateList]) -> Coverage:
-    """Give each list its planned GEMM and merge the lists that are one decision."""
+def join(
+    shapes: Iterable[GemmShape],
+    lists: Iterable[CandidateList],
+    reasons: Mapping[str, str] = MappingProxyType({}),
+) -> Coverage:
+    """Give each list its planned GEMM and merge the lists that are one decision.
+
+    Args:
+        reasons: Of `Coverage`.
+    """
     shapes = tuple(shapes)
     seen: set[GemmShape] = set()
     tasks: dict[object, TuneTask] = {}
@@ -60,7 +82,7 @@ def join(shapes: Iterable[GemmShape], lists: Iterable[CandidateList]) -> Coverag
         merged = (*old.modules, *(m for m in modules if m not in old.modules))
         tasks[offered.key] = replace(old, modules=merged, calls=old.calls + 1)
     missing = tuple(shape for shape in shapes if shape not in seen)
-    return Coverage(tuple(tasks.values()), missing, tuple(unplanned))
+    return Coverage(tuple(tasks.values()), missing, tuple(unplanned), reasons)
 
 
 def planned_for(

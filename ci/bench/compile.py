@@ -1,8 +1,9 @@
 """Compiling candidates for an AMD GPU without one: the workers against a plain loop.
 
-`python ci/bench/compile.py --lists FILE [--target mi355x] [--each 40] [--cores 1,2]`
+`python ci/bench/compile.py [--lists FILE] [--target mi355x] [--each 40] [--cores 1,2]`
 
-FILE is the `lists.pickle` of a build, or a pickled sequence of candidate lists. Per
+FILE is the `lists.pickle` of a build, or a pickled sequence of candidate lists; without
+it those of Llama-3.3-70B at 64 tokens are listed, its linears in mxfp4. Per
 backend the same candidates are compiled into new directories, in turn by a loop in one
 process and by a build's workers, which compile a kernel once that several candidates
 share. Both clocks include the start of the compiling processes.
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from compiled import list_model
 from pieces import numbers
 from processes import fresh, threads
 from results import write_result
@@ -30,18 +32,23 @@ from flytune.tuner.flydsl_builder import kernel_of
 from flytune.tuner.flydsl_keys import build_key
 from flytune.tuner.workers import Deadlines, Farm
 
+DEFAULT = ("--model", "Llama-3.3-70B", "--quant", "mxfp4", "--tokens", "64")
+
 
 @click.command()
-@click.option("--lists", "path", type=click.Path(path_type=Path), required=True)
+@click.option("--lists", "path", type=click.Path(path_type=Path))
 @click.option("--target", default="mi355x", show_default=True)
 @click.option("--each", type=int, help="At most so many candidates a backend.")
 @click.option("--cores", default="1,2", show_default=True, callback=numbers)
-def main(path: Path, target: str, each: int | None, cores: tuple[int, ...]) -> None:
+def main(
+    path: Path | None, target: str, each: int | None, cores: tuple[int, ...]
+) -> None:
     """Measure both backends, print them with the ratio, and write the result file."""
     profile = find_profile(target)
+    lists = listed(target) if path is None else read_lists(path)
     rows: list[dict[str, Any]] = []
     for backend in (FLYDSL, TRITON):
-        candidates = sampled(candidates_of(read_lists(path), backend), each)
+        candidates = sampled(candidates_of(lists, backend), each)
         if candidates:
             rows += measured(backend, candidates, profile, cores)
     figures = {
@@ -59,6 +66,13 @@ def main(path: Path, target: str, each: int | None, cores: tuple[int, ...]) -> N
             print(f"{name}: {ratio:.2f} x a plain loop, a core; {row}")
     slug = Target.here(threads=threads()).slug
     print(f"wrote {write_result('compile', slug, figures, rows)}")
+
+
+def listed(target: str) -> tuple[CandidateList, ...]:
+    """Return the lists of a model, as a build for the target makes them."""
+    with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
+        arguments = [*DEFAULT, "--target", target, "--compile-only"]
+        return read_lists(list_model(arguments, Path(directory)))
 
 
 def read_lists(path: Path) -> tuple[CandidateList, ...]:

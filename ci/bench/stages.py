@@ -122,7 +122,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     clock = Clock()
     _take(request["like"])
-    _hold(request["only"])
+    hold(request["only"])
     _keep(result)
     _clock_start(result)
     for name in STAGES:
@@ -146,7 +146,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, **result}
 
 
-def _hold(only: list[list[int]] | None) -> None:
+def hold(only: list[list[int]] | None) -> None:
     """Hold the build to the first list of each wanted shape."""
     if only is None:
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from results import RESULTS
+from tables_amd import compile_text, coverage_text
 
 README = Path(__file__).parents[2] / "README.md"
 Result = Mapping[str, Any]
@@ -241,6 +242,8 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "build_cost": _build_cost,
     "agreement": _agreement,
     "install_time": _install_time,
+    "compile": compile_text,
+    "coverage": coverage_text,
 }
 
 if __name__ == "__main__":

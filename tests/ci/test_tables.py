@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The tables of what is measured on an accelerator, which not every host has.
-LATER = {"regret", "throughput"}
+# The tables of what is measured on an accelerator, or on a quiet host, later.
+LATER = {"regret", "throughput", "compile"}
 
 
 @pytest.fixture
@@ -116,6 +116,80 @@ def test_throughput_compares_no_unlike_work(bench: Callable[[str], ModuleType]) 
         {"side": "bake", "tokens": 1, "bake_s": 0.0, "pack_and_verify_s": 0.0},
     ]
     assert bench("throughput").figures_of(rows)["speedup_default"] is None
+
+
+def _compiled(*names: str, model: str = "A", **more: Any) -> dict[str, Any]:
+    """Return what one build came to, with a list of each name."""
+    counts = {
+        "aten mm bfloat16": {"ok": 1},
+        "flydsl mm bfloat16": {"ok": 2, "over_resources": 1},
+    }
+    return {
+        "model": model,
+        "lists": {
+            name: {"shape": "mm (64, 8, 8)", "counts": counts, "reasons": ["x"]}
+            for name in names
+        },
+        "kernels": {"flydsl": {"k": 30.0, model: 60.0}},
+        "unlisted": {"why": ["mm (1, 8, 8) at a", "mm (1, 8, 8) at b"]},
+        "declined": {},
+        "found": 2,
+        "not_found": [],
+        "wall_s": 61.0,
+        **more,
+    }
+
+
+def test_coverage_counts_a_list_of_two_builds_once(
+    tables: ModuleType, bench: Callable[[str], ModuleType]
+) -> None:
+    coverage = bench("coverage")
+    rows = [_compiled("a", "b"), _compiled("b", "c", model="B")]
+    own = coverage.figures_of(rows)
+    assert (own["builds"], own["lists"], own["candidates"]) == (2, 3, 12)
+    assert own["statuses"] == {"ok": 9, "over_resources": 3}
+    # What a rule classifies is no failure, and one kernel is of both builds.
+    assert (own["failures"], own["kernels"]) == (0, {"flydsl": 3})
+    assert own["compile_core_s"] == {"flydsl": 150}
+    assert own["unlisted"] == {"why": ["mm (1, 8, 8)"]}
+    figures = {
+        **{"target": "GPU", "models": ["A", "B"], "tp": [1, 8], "tokens": [64]},
+        **{"quants": ["bf16"], **own, "exhaustive": coverage.exhaustive_of(rows)},
+    }
+    text = tables.TABLES["coverage"]({"figures": figures})
+    assert "A and B, 1 and 8 ranks, 64 tokens, bf16;" in text
+    assert "| flydsl mm bfloat16 | 9 | 6 | 3 | 0 |" in text
+    assert "| aten" not in text
+    assert "They are 3 kernels of FlyDSL's in 2 core minutes. In the" in text
+    assert "2 builds fresh processes found 4 kernels of FlyDSL's" in text
+    assert "No list: 1 of the planned shapes, by `why`." in text
+    assert "16 candidates with the library's, 12 ok, 4 refused by a rule" in text
+
+
+@pytest.mark.parametrize("status", ["compile_error", "fault", "timeout"])
+def test_coverage_counts_what_no_rule_classifies(
+    bench: Callable[[str], ModuleType], status: str
+) -> None:
+    coverage = bench("coverage")
+    assert coverage.failures_in({"ok": 3, "unsupported": 1, status: 2}) == 2
+    missed = _compiled("a", not_found=["FlyDSL kernel is absent: x"])
+    assert coverage.figures_of([missed])["failures"] == 1
+
+
+def test_compiling_has_a_line_a_backend(
+    tables: ModuleType, bench: Callable[[str], ModuleType]
+) -> None:
+    def row(backend: str, way: str, cores: int, seconds: float) -> dict[str, Any]:
+        common = {"backend": backend, "candidates": 60, "failures": 0}
+        counts = {"compilations": 30, "seconds": seconds}
+        return {**common, **counts, "way": way, "cores": cores}
+
+    rows = [row("flydsl", "loop", 1, 120.0), row("flydsl", "workers", 2, 30.0)]
+    totals = bench("compile").totals
+    figures = {"target": "GPU", **totals(rows), "flydsl": totals(rows, "flydsl")}
+    text = tables.TABLES["compile"]({"figures": figures})
+    assert "| FlyDSL | 60 | 30 | 0 | 60 | 30 | 2.00x as fast |" in text
+    assert "Triton |" not in text
 
 
 def test_a_first_call_on_an_accelerator_says_where_its_time_goes(

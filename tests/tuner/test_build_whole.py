@@ -65,7 +65,7 @@ def test_one_graph_holds_the_model(build: Build) -> None:
     assert (first["lowered"], last) == (1, {})
     assert manifest.bake["settled"]
     # Every projection of every layer was found in the one graph.
-    assert manifest.coverage["missing"] == manifest.coverage["unplanned"] == []
+    assert (manifest.coverage["missing"], manifest.coverage["unplanned"]) == ({}, [])
 
 
 def test_the_guards_that_entries_lack_are_named(build: Build) -> None:

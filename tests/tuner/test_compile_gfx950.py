@@ -49,7 +49,7 @@ def test_the_manifest_says_what_was_not_run(build: Build) -> None:
 
 def test_every_planned_gemm_has_a_list(build: Build) -> None:
     coverage = Bundle.open(build.bundle).manifest.coverage
-    assert (coverage["missing"], coverage["unplanned"]) == ([], [])
+    assert (coverage["missing"], coverage["unplanned"]) == ({}, [])
     # All projections have one size: a list a token count.
     assert coverage["lists"] == 2
 
@@ -89,6 +89,13 @@ def test_a_damaged_list_of_kernels_is_one_line(build: Build, tmp_path: Path) -> 
     done = flytune(tmp_path, "verify", repacked(folder, tmp_path / "changed"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: bundle's kernels cannot be read: {ASKED_NAME}\n"
+
+
+def test_attention_is_said_to_be_torchs(build: Build) -> None:
+    line = (
+        "attention is not ours: AOTriton's kernels come tuned and prebuilt with torch"
+    )
+    assert line in build.stdout.splitlines()
 
 
 def test_a_second_build_compiles_nothing(build: Build, tmp_path: Path) -> None:

@@ -111,7 +111,11 @@ def _rule(k: int, sizes: list[int], guarded: object = None) -> bool | list[int]:
         return []
     if guarded is not None and guarded.absent:  # type: ignore[attr-defined]
         return False
-    if sizes[0] == 2:
+    if sizes[0] == 6:
+        if k == 64:
+            return False
+        last = True
+    elif sizes[0] == 2:
         last = True
     elif sizes[1] == 2:
         last = False
@@ -156,6 +160,7 @@ def words(*args: object) -> str:
             "k % 32 != 0 [k=33], any(size % 2 for size in sizes) [sizes=[3, 2]]",
         ),
         ((32, [4, 4]), "not sizes[1] == 2 [sizes=[4, 4]]"),
+        ((64, [6, 2]), "sizes[0] == 6 [sizes=[6, 2]], k == 64 [k=64]"),
         ((32, [2, 2]), "not sizes[0] < sizes[1] [sizes=[2, 2]]"),
     ],
 )

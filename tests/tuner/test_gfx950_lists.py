@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from accelerator import probed, probed_shapes
+from accelerator import probed_program, probed_shapes
 from builds import SQUARE
 from gfx950 import MI355X, MM, POLICY, SHAPES
 
@@ -27,6 +27,7 @@ from flytune.tuner.candidate import (
 from flytune.tuner.eligibility import NOT_ASKED
 from flytune.tuner.isolated import piece_name
 from flytune.tuner.tasks import join
+from flytune.tuner.unlisted import LISTED_ALONE
 
 pytestmark = pytest.mark.skipif(
     release(torch_version()) < (2, 15), reason="this torch has no FlyDSL templates"
@@ -88,11 +89,31 @@ def test_a_list_holds_so_many_of_each_backend(
     assert len(hashes) == len(lists[name].candidates)
 
 
-@pytest.mark.parametrize("name", ["mm m=1", "mxfp8 K=8160"])
-def test_what_inductor_lowers_without_a_choice_has_no_list(
-    lists: Lists, name: str
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "mm m=1",
+            "mm: config.coordinate_descent_tuning, "
+            'self.device.type not in ["cpu", "mps"], '
+            "statically_known_true(self.shape[0] == 1)",
+        ),
+        (
+            "mxfp8 K=8160",
+            "get_flydsl_mxfp_template_kwargs: k % 128 != 0 [k=8160] and "
+            "tuned_scaled_mm_v2: not check_supported_recipe(recipe_a) ",
+        ),
+    ],
+)
+def test_what_inductor_lowers_without_a_choice_says_why(
+    found: Enumeration, lists: Lists, name: str, reason: str
 ) -> None:
     assert name not in lists
+    assert found.unlisted[piece_name(SHAPES[name])].startswith(reason)
+
+
+def test_what_has_a_list_says_nothing(found: Enumeration, lists: Lists) -> None:
+    assert len(found.unlisted) + len(lists) == len(SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +193,10 @@ def test_the_timings_file_is_named_after_the_absent_device(found: Enumeration) -
 
 
 def test_scaled_lists_are_joined_with_what_was_planned(found: Enumeration) -> None:
-    coverage = join(SHAPES.values(), found.lists)
+    coverage = join(SHAPES.values(), found.lists, found.unlisted)
     assert coverage.unplanned == ()
     assert coverage.missing == (SHAPES["mm m=1"], SHAPES["mxfp8 K=8160"])
+    assert list(coverage.unlisted) == list(found.unlisted.values())
     for task in coverage.tasks:
         assert piece_name(task.shape) == task.offered.piece
     # As far as the tensors tell, the lists are of the same shapes without a plan.
@@ -244,7 +266,11 @@ def test_a_quantised_model_is_listed_without_its_program(
 
 def test_a_program_is_listed_as_on_any_accelerator(tmp_path: Path) -> None:
     policy = replace(POLICY, tokens=(64,))
-    found = probed(tmp_path, MI355X, str(SQUARE), policy=policy)
+    planned = (MM, replace(MM, m=1))
+    enumeration = probed_program(
+        tmp_path, MI355X, str(SQUARE), policy=policy, planned=planned
+    )
+    found = enumeration.lists
     assert {one.module for one in found if one.piece == "layer"} == {
         *(f"self_attn.{name}_proj" for name in "qkvo"),
         *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
@@ -254,6 +280,10 @@ def test_a_program_is_listed_as_on_any_accelerator(tmp_path: Path) -> None:
     backends = {c.backend for c in found[0].candidates}
     assert backends == {ATEN, TRITON, FLYDSL}
     assert {one.declined for one in found} == {""}
+    # What is planned and in no list of the program is lowered by itself.
+    alone, decomposed = (enumeration.unlisted[piece_name(one)] for one in planned)
+    assert alone == LISTED_ALONE
+    assert decomposed.startswith("mm: config.coordinate_descent_tuning, ")
 
 
 @pytest.mark.slow
