@@ -3,6 +3,7 @@
 import torch
 from fakes import library, offered
 
+from flytune.shapes.gemm import FP4, MX_BLOCK
 from flytune.tuner.candidate import CandidateList, TensorSpec
 
 FP8 = "float8_e4m3fn"
@@ -34,6 +35,14 @@ def scaled(
     inputs = [dense(M, K, dtype=dtype), weight(K, N, dtype=dtype)]
     inputs += [dense(*scale, dtype="float32") for scale in (scale_a, scale_b)]
     return listed("scaled_mm", dense(M, N), *inputs, *([dense(N)] if bias else []))
+
+
+def microscaled(dtype: str) -> CandidateList:
+    """Return a list whose operands have a scale for each 32 elements of a row."""
+    k = K // 2 if dtype == FP4 else K
+    inputs = [dense(M, k, dtype=dtype), weight(k, N, dtype=dtype)]
+    inputs += [dense(rows, K // MX_BLOCK, dtype="float8_e8m0fnu") for rows in (M, N)]
+    return listed("scaled_mm", dense(M, N), *inputs)
 
 
 def grouped(

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from flytune.caches.session import relative_error
+from flytune.shapes.gemm import FP4
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,11 @@ FP8 = {"float8_e4m3fn": 0.07, "float8_e5m2": 0.14}
 FP8_DRIFT = 2.0**-20
 
 
+# Of microscaling's packed elements: what gfx950 cuts of a sum is not published, and the
+# same is allowed.
+_SUMMED = frozenset({*FP8, FP4})
+
+
 class NoToleranceError(Exception):
     """No error is known to be right for a type; the message names it."""
 
@@ -38,10 +44,10 @@ def tolerance(inputs: str, output: str, k: int) -> float:
         NoToleranceError: one of the types is not known.
     """
     known = TOLERANCES | FP8
-    for name in (inputs, output):
-        if name not in known:
+    for name, names in ((inputs, {*known, FP4}), (output, known)):
+        if name not in names:
             raise NoToleranceError(f"no tolerance for type: {name}")
-    return known[output] + (k * FP8_DRIFT if inputs in FP8 else 0.0)
+    return known[output] + (k * FP8_DRIFT if inputs in _SUMMED else 0.0)
 
 
 def judge(

@@ -5,11 +5,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flytune.caches.program import WEIGHT_STD, fill_random
-from flytune.shapes.gemm import FP4
+from flytune.shapes.gemm import FP4, MX_BLOCK
 from flytune.tuner.accuracy import FP8, NoToleranceError, tolerance
 from flytune.tuner.candidate import CandidateList, TensorSpec
+from flytune.tuner.microscaling import (
+    E8M0,
+    FP4_STD,
+    random_codes,
+    random_scales,
+    scaled_product,
+)
+from flytune.tuner.reference import REFERENCE_ROWS, fused_with, grouped_product, product
 from flytune.tuner.reference import UnsupportedError as UnsupportedError
-from flytune.tuner.reference import fused_with, grouped_product, product
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +70,10 @@ class Operands:
     other: "torch.Tensor | None"
     """What a fused binary op adds, [M, N]."""
     scale_a: "torch.Tensor | None"
-    """What A's raw values are multiplied by, one for all or one a row."""
+    """What A's raw values are multiplied by: one for all, one a row, or one a block of
+    a row's elements, [M, K / 32]."""
     scale_b: "torch.Tensor | None"
-    """The same of B, one for all or one a column."""
+    """The same of B: one for all, one a column, or [N, K / 32]."""
     offsets: "torch.Tensor | None"
     """Where each group's rows of A end."""
     reference: "torch.Tensor"
@@ -140,8 +148,10 @@ def make_operands(offered: CandidateList, seed: int, device: str = "cpu") -> Ope
         b=b.t() if linear else b,
         bias=tensor(places.bias),
         other=tensor(places.other),
-        scale_a=_scale(_spec(offered, places.scale_a), sizes.m, 1.0, seed, device),
-        scale_b=_scale(_spec(offered, places.scale_b), sizes.n, std, seed + 1, device),
+        scale_a=_scale(offered, places.a, places.scale_a, sizes.m, 1.0, seed, device),
+        scale_b=_scale(
+            offered, places.b, places.scale_b, sizes.n, std, seed + 1, device
+        ),
         offsets=_offsets(_spec(offered, places.offsets), sizes, seed, device),
         reference=a,
         tolerance=limit,
@@ -156,12 +166,16 @@ def _result(offered: CandidateList, made: Operands) -> "torch.Tensor":
 
     fused = fused_with(offered)
     wide = torch.float64 if made.a.dtype == torch.float32 else torch.float32
+    a, b, scale_a, scale_b = made.a, made.b, made.scale_a, made.scale_b
     if offered.op == "grouped_mm":
-        result = grouped_product(made.a, made.b, made.offsets, wide)
+        result = grouped_product(a, b, made.offsets, wide)
+    elif scale_a is None or scale_b is None:
+        result = product(a, b, wide)
+    elif scale_a.dtype == getattr(torch, E8M0):
+        result = scaled_product(a, b, scale_a, scale_b, wide, REFERENCE_ROWS)
     else:
-        result = product(made.a, made.b, wide)
-    if made.scale_a is not None and made.scale_b is not None:
-        result = result * _per(made.scale_a, (-1, 1)) * _per(made.scale_b, (1, -1))
+        result = product(a, b, wide)
+        result = result * _per(scale_a, (-1, 1)) * _per(scale_b, (1, -1))
     if made.bias is not None:
         result = result + made.bias.to(wide)
     return fused(result, None if made.other is None else made.other.to(wide))
@@ -204,6 +218,11 @@ def _tensor(spec: TensorSpec, std: float, seed: int, device: str) -> "torch.Tens
         size if stride else 1
         for size, stride in zip(spec.sizes, spec.strides, strict=True)
     ]
+    if spec.dtype == FP4:
+        # A packed weight is dense along K, whichever way it is seen.
+        turned = spec.strides[-1] != 1
+        codes = random_codes(sizes[::-1] if turned else sizes, seed, device)
+        return codes.t() if turned else codes
     values = torch.empty(sizes, dtype=dtype, device=device)
     fill_random(values, seed=seed, std=FP8_STD if spec.dtype in FP8 else std)
     if values.stride() == spec.strides:
@@ -213,17 +232,36 @@ def _tensor(spec: TensorSpec, std: float, seed: int, device: str) -> "torch.Tens
 
 
 def _scale(
-    spec: TensorSpec | None, count: int, std: float, seed: int, device: str
+    offered: CandidateList,
+    of: int,
+    at: int,
+    count: int,
+    std: float,
+    seed: int,
+    device: str,
 ) -> "torch.Tensor | None":
-    """Return scales that differ, and that bring fp8 values to a deviation of `std`.
+    """Return scales that differ, and that bring raw values to a deviation of `std`.
+
+    Args:
+        of: Where the operand stands whose scales they are.
+        at: Where they stand themselves.
+        count: The operand's rows, or columns of B.
 
     Raises:
-        UnsupportedError: they are neither one for all nor `count`, or no float32.
+        UnsupportedError: they are neither one for all nor `count` nor a block's, or of
+            another type.
     """
     import torch
 
+    spec = _spec(offered, at)
     if spec is None:
         return None
+    if spec.dtype == E8M0:
+        blocks = problem(offered).k // MX_BLOCK
+        if spec.sizes != (count, blocks) or spec.strides != (blocks, 1):
+            raise UnsupportedError(f"no reference for scales: E8M0 {spec.sizes}")
+        raw = FP4_STD if offered.inputs[of].dtype == FP4 else FP8_STD
+        return random_scales(spec.sizes, std / raw, seed, device)
     number = math.prod(spec.sizes)
     if number not in (1, count) or spec.dtype != "float32":
         raise UnsupportedError(f"no reference for scales: {spec.dtype} {spec.sizes}")
