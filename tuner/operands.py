@@ -256,14 +256,15 @@ def _scale(
     spec = _spec(offered, at)
     if spec is None:
         return None
+    packed = offered.inputs[of].dtype == FP4
     if spec.dtype == E8M0:
         blocks = problem(offered).k // MX_BLOCK
         if spec.sizes != (count, blocks) or spec.strides != (blocks, 1):
-            raise UnsupportedError(f"no reference for scales: E8M0 {spec.sizes}")
-        raw = FP4_STD if offered.inputs[of].dtype == FP4 else FP8_STD
+            raise UnsupportedError(f"no reference for scales: {E8M0} {spec.sizes}")
+        raw = FP4_STD if packed else FP8_STD
         return random_scales(spec.sizes, std / raw, seed, device)
     number = math.prod(spec.sizes)
-    if number not in (1, count) or spec.dtype != "float32":
+    if packed or number not in (1, count) or spec.dtype != "float32":
         raise UnsupportedError(f"no reference for scales: {spec.dtype} {spec.sizes}")
     generator = torch.Generator().manual_seed(seed)
     values = (torch.rand(spec.sizes, generator=generator) + 0.5) * (std / FP8_STD)
