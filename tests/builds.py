@@ -27,6 +27,17 @@ QWEN2 = DATA / "tiny-qwen2.json"
 SQUARE = DATA / "square-llama.json"
 """Its linears are all of one size, and one list of candidates."""
 COMMAND = (sys.executable, "-c", "from flytune.tuner.cli import main; main()")
+# The start of a program that finds no FlyDSL, as on a host that lacks it.
+FLYDSL_HIDDEN = """
+import importlib.metadata, sys
+version = importlib.metadata.version
+def hiding(name):
+    if name == "flydsl":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+importlib.metadata.version = hiding
+sys.modules["flydsl"] = None
+"""
 # Whatever the candidates took, C++ is the faster in the first list, and in no other.
 RIGGED = """
 from dataclasses import replace

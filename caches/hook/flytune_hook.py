@@ -230,6 +230,9 @@ def rename_bound(output_graph: Any) -> Callable[[], None]:
     Args:
         output_graph: the module `torch._dynamo.output_graph`.
     """
+    if not hasattr(output_graph, "unique_id"):
+        # A newer one looks for a name that is not bound itself.
+        return lambda: None
     graph = output_graph.OutputGraph
     install = graph.install_global
 

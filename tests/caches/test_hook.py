@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import FLYDSL_HIDDEN
 from bundles import manifest, stage
 
 from flytune.caches.hook import flytune_hook
@@ -225,17 +226,6 @@ def test_hook_needs_the_standard_library_alone(tmp_path: Path) -> None:
         env={"PYTHONPATH": hook_folder()},
     )
     assert done.stdout == "0\n"
-
-
-FLYDSL_HIDDEN = """
-import importlib.metadata
-version = importlib.metadata.version
-def hiding(name):
-    if name == "flydsl":
-        raise importlib.metadata.PackageNotFoundError(name)
-    return version(name)
-importlib.metadata.version = hiding
-"""
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import LLAMA, Build, arguments_of, flytune, run_build, verified
+from builds import (
+    FLYDSL_HIDDEN,
+    LLAMA,
+    Build,
+    arguments_of,
+    flytune,
+    run_build,
+    verified,
+)
 
 from flytune.caches.bundle import Bundle
 
@@ -29,16 +37,6 @@ def asking(*args, **kwargs):
 
 plan.cpu_policy = asking
 main()
-"""
-HIDDEN = """
-import importlib.metadata, sys
-version = importlib.metadata.version
-def hiding(name):
-    if name == "flydsl":
-        raise importlib.metadata.PackageNotFoundError(name)
-    return version(name)
-importlib.metadata.version = hiding
-sys.modules["flydsl"] = None
 """
 # A server that knows only what its program is.
 SERVE = """
@@ -92,7 +90,7 @@ def test_a_host_with_flydsl_serves_the_first(build: Build, tmp_path: Path) -> No
 
 
 def test_a_host_without_it_serves_the_other(build: Build, tmp_path: Path) -> None:
-    (backends, fx), said = served(build.bundle, tmp_path, HIDDEN + SERVE)
+    (backends, fx), said = served(build.bundle, tmp_path, FLYDSL_HIDDEN + SERVE)
     assert (backends, fx) == ("ATEN,CPP", {"fxgraph_cache_hit": 2})
     (line,) = said
     assert line.startswith("flytune: served without FlyDSL: built for `0.3.")
