@@ -120,7 +120,12 @@ def precompiles_inference_mode() -> bool:
 
     Before 2.15 its guards expect of each weight what it is outside of that mode.
     """
-    return release(torch_version()) >= NEWEST_TORCH
+    return release(torch_version()) >= (2, 15)
+
+
+def stores_closures() -> bool:
+    """Whether an entry's guards may be on what is in a function's closure."""
+    return release(torch_version()) >= (2, 15)
 
 
 def precision_key() -> str:

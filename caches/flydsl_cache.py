@@ -45,14 +45,13 @@ def missing_entries(
         FlytuneError: FlyDSL is not installed, or cannot be asked.
     """
     require_flydsl()
-    place = str(cache_dir.absolute())
     request = {
-        "cache_dir": place,
+        "cache_dir": str(cache_dir.absolute()),
         "arch": arch,
         "kernels": [kernel.to_json() for kernel in kernels],
     }
     env = {k: v for k, v in plain_environment().items() if k not in FOREIGN}
-    env |= {"TORCHINDUCTOR_CACHE_DIR": place, **BLIND}
+    env |= BLIND
     with tempfile.TemporaryDirectory(prefix="flytune-flydsl-") as directory:
         result = Path(directory) / "result.json"
         run_module(MODULE, request, result, env, what="looking for FlyDSL's kernels")

@@ -11,13 +11,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
-from flytune.caches.compat import (
-    NEWEST_TORCH,
-    private,
-    release,
-    torch_version,
-    wrap,
-)
+from flytune.caches.compat import private, stores_closures, wrap
 
 _GUARDS = "torch._dynamo.guards"
 _PACKAGE = "torch._dynamo.package"
@@ -32,8 +26,7 @@ class Precompiler:
         self._refused = private(
             _GUARDS, "CheckFunctionManager.UNSUPPORTED_SERIALIZATION_GUARD_TYPES"
         )[2]
-        # Older ones refuse what is in a function's closure too.
-        self._closures = release(torch_version()) >= NEWEST_TORCH
+        self._closures = stores_closures()
 
     def arm(self) -> None:
         """Drop what cannot be stored from every guard that is made from now on.

@@ -36,18 +36,16 @@ def make_launch(candidate: Candidate) -> MakeLaunch:
     if candidate.backend not in (ATEN, TRITON, FLYDSL):
         raise UnsupportedError(f"no runner for backend: {candidate.backend}")
     request = pickle.loads(candidate.request)
-    match candidate.backend:
-        case "triton":
-            load_triton(candidate)
-            request.module_path = str(source_path(request.module_cache_key))
-        case "flydsl":
-            # As Inductor's own request did where it was made, in that cache directory.
-            write = private(CODECACHE, "PyCodeCache.write")[2]
-            placed = write(request.source_code)
-            request.module_cache_key, request.module_path = placed
-        case _:
-            # Inductor finds a library's kernel by a name that lowerings register.
-            importlib.import_module("torch._inductor.lowering")
+    if candidate.backend == TRITON:
+        load_triton(candidate)
+        request.module_path = str(source_path(request.module_cache_key))
+    elif candidate.backend == FLYDSL:
+        # As Inductor's own request did where it was made, in that cache directory.
+        write = private(CODECACHE, "PyCodeCache.write")[2]
+        request.module_cache_key, request.module_path = write(request.source_code)
+    else:
+        # Inductor finds a library's kernel by a name that lowerings register.
+        importlib.import_module("torch._inductor.lowering")
 
     def make(inputs: Sequence["torch.Tensor"], out: "torch.Tensor") -> Kernel:
         launch: Kernel = request.make_run_fn(*inputs, out=out)

@@ -164,15 +164,17 @@ class _Passes:
         """
         done: Counter[str] = Counter()
         left: Counter[str] = Counter()
-        for at, result in enumerate(results):
+        for result in results:
             events = read_events(result["ledger"]["events"])
             lookups = read_lookups(result["ledger"]["lookups"])
             work = summary(e for e in events if e.kind not in ASIDE)
             done.update(work)
             self.lookups += lookups
             # Of the policy that most hosts serve under, the first.
-            taken = [e for e in events if e.kind is Kind.TAKEN and at == 0]
-            self.taken.update((e.detail[0], e.detail[1]) for e in taken)
+            if result is results[0]:
+                self.taken.update(
+                    (e.detail[0], e.detail[1]) for e in events if e.kind is Kind.TAKEN
+                )
             _refuse_tuning(events)
             if self.frozen:
                 _refuse_cached(lookups)

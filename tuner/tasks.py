@@ -35,22 +35,30 @@ class Coverage:
     @property
     def unlisted(self) -> dict[str, tuple[str, ...]]:
         """Why planned GEMMs are in no list: a reason and whom it befell."""
-        found: dict[str, tuple[str, ...]] = {}
-        for shape in self.missing:
-            reason = self.reasons.get(piece_name(shape), NOT_SAID)
-            name = f"{shape} at {shape.module}"
-            found[reason] = (*found.get(reason, ()), name)
-        return found
+        return _by_reason(
+            (
+                self.reasons.get(piece_name(shape), NOT_SAID),
+                f"{shape} at {shape.module}",
+            )
+            for shape in self.missing
+        )
 
     @property
     def declined(self) -> dict[str, tuple[str, ...]]:
         """Why lists hold no candidate of FlyDSL's: a reason and whom it befell."""
-        found: dict[str, tuple[str, ...]] = {}
-        for task in self.tasks:
-            if reason := task.offered.declined:
-                name = f"{task.shape} at {task.modules[0]}"
-                found[reason] = (*found.get(reason, ()), name)
-        return found
+        return _by_reason(
+            (task.offered.declined, f"{task.shape} at {task.modules[0]}")
+            for task in self.tasks
+            if task.offered.declined
+        )
+
+
+def _by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    """Gather (reason, name) pairs: each reason and all whom it befell."""
+    found: dict[str, tuple[str, ...]] = {}
+    for reason, name in pairs:
+        found[reason] = (*found.get(reason, ()), name)
+    return found
 
 
 def join(

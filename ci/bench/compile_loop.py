@@ -5,7 +5,6 @@ into the module to warm FlyDSL's cache, for Triton its kernel's `precompile`.
 """
 
 import inspect
-import os
 import pickle
 import tempfile
 import time
@@ -29,7 +28,6 @@ def _loop(request: dict[str, Any]) -> dict[str, Any]:
     profile = DeviceProfile.from_json(request["profile"])
     with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
         cache = Path(directory)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
         rocm = rocm_for_flydsl(cache)
         set_environment(cache, profile.arch, ROCM_PATH=str(rocm))
         start = time.perf_counter()
