@@ -48,8 +48,9 @@ def _result_lines(built: "Built") -> list[str]:
 
 
 def _attention_lines(manifest: Manifest) -> list[str]:
-    """Say whose the attention is, which is no GEMM of a plan."""
-    if manifest.target["hardware"].get("vendor") != "amd":
+    """Say whose the attention of an AMD GPU is, which is no GEMM of a plan."""
+    hardware = manifest.target["hardware"]
+    if (hardware.get("kind"), hardware.get("vendor")) != ("cuda", "amd"):
         return []
     return [
         "attention is not ours: AOTriton's kernels come tuned and prebuilt with torch"

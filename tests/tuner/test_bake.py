@@ -169,6 +169,27 @@ def test_a_bake_that_never_settles_says_so(
     assert "baked   3 passes, not settled" in lines
 
 
+@pytest.mark.parametrize(
+    ("kind", "vendor", "said"),
+    [("cuda", "amd", True), ("cuda", "nvidia", False), ("cpu", "amd", False)],
+)
+def test_attention_is_anothers_on_amds_gpus_alone(
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    vendor: str,
+    said: bool,
+) -> None:
+    plan = plan_in(tmp_path, target, "unfrozen")
+    manifest = unlisted(plan, baked(plan, monkeypatch, (HIT,)))
+    hardware = {**manifest.target["hardware"], "kind": kind, "vendor": vendor}
+    manifest = replace(manifest, target={**manifest.target, "hardware": hardware})
+    verdict = Verdict((), (), {}, {}, {}, 0.0, None, 0.0)
+    text = built_text(Built(tmp_path / "b", manifest, verdict))
+    assert ("attention is not ours" in text) == said
+
+
 def unlisted(plan: Plan, made: Bake) -> Manifest:
     """The manifest of a build that offered no list."""
     found = Enumeration((), "ab", None, {})
