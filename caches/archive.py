@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Protocol
 
+from flytune.caches.codes import Code
 from flytune.shapes.errors import FlytuneError
 
 COPY_BYTES = 1 << 20
@@ -28,7 +29,7 @@ class Readable(Protocol):
 
 
 class Fault(StrEnum):
-    """What is wrong with an archive or a bundle; a closed set."""
+    """What is wrong with an archive or a bundle; a closed set, each with a `Code`."""
 
     NOT_ZSTD = "archive is corrupt"
     TRUNCATED = "archive is truncated"
@@ -51,7 +52,9 @@ class BundleError(FlytuneError):
 
     def __init__(self, fault: Fault, value: object) -> None:
         super().__init__(
-            f"{fault}: {value}", hint="fetch or build the bundle again; do not use it"
+            f"{fault}: {value}",
+            hint="fetch or build the bundle again; do not use it",
+            code=Code[fault.name],
         )
         self.fault = fault
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol, Self
 
 from flytune.caches.archive import COPY_BYTES, BundleError, Fault, members
+from flytune.caches.codes import Code
 from flytune.caches.manifest import (
     MANIFEST_LIMIT_BYTES,
     MANIFEST_NAME,
@@ -121,9 +122,11 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise FlytuneError(f"disk is full: {path}") from error
+            raise FlytuneError(f"disk is full: {path}", code=Code.DISK_FULL) from error
         place = error.filename or path
-        raise FlytuneError(f"cannot write: {place}: {error.strerror}") from error
+        raise FlytuneError(
+            f"cannot write: {place}: {error.strerror}", code=Code.UNWRITABLE
+        ) from error
 
 
 def make_private(folder: Path) -> None:
@@ -217,12 +220,16 @@ class _FileContent:
 
 
 def _unreadable(path: Path, error: OSError) -> FlytuneError:
-    return FlytuneError(f"cannot read bundle: {path}: {error.strerror}")
+    return FlytuneError(
+        f"cannot read bundle: {path}: {error.strerror}", code=Code.UNREADABLE
+    )
 
 
 def _manifest_text(size_bytes: int, content: _Content) -> bytes:
     if size_bytes > MANIFEST_LIMIT_BYTES:
-        raise FlytuneError(f"manifest is too large: {size_bytes} bytes")
+        raise FlytuneError(
+            f"manifest is too large: {size_bytes} bytes", code=Code.MANIFEST
+        )
     parts = []
     while part := content.read():
         parts.append(part)
@@ -255,5 +262,6 @@ def _check_room(directory: Path, size_bytes: int) -> None:
     if size_bytes > free_bytes:
         raise FlytuneError(
             f"disk is too full: {directory}: {size_bytes} bytes needed, "
-            f"{free_bytes} free"
+            f"{free_bytes} free",
+            code=Code.DISK_FULL,
         )

@@ -4,15 +4,18 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.codes import Code
 from flytune.caches.device_profile import may_have_accelerator
 from flytune.caches.directories import variables
+from flytune.caches.home import status_directory
 from flytune.caches.hook import flytune_hook
+from flytune.caches.hook.flytune_status import STATUS_VARIABLE, Status
 from flytune.caches.host import Part
 from flytune.caches.manifest import Manifest
 from flytune.caches.placing import CACHES, place
@@ -25,10 +28,15 @@ _HOST_SOFTWARE = ("software.glibc", "software.compiler")
 
 
 class InstallStatus(StrEnum):
-    """Whether the bundle is for this target."""
+    """What became of a bundle."""
 
     HIT = "hit"
     MISS = "miss"
+    """It is for another target."""
+    DISABLED = "disabled"
+    """The environment says to do without."""
+    ERROR = "error"
+    """It is corrupt, or cannot be placed."""
 
 
 class Change(NamedTuple):
@@ -41,7 +49,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an installation did; on a miss nothing was written."""
+    """What an installation did; where it is no hit nothing was written."""
 
     status: InstallStatus
     bundle: Path
@@ -52,6 +60,16 @@ class Installed:
     """What serving's environment needs."""
     mended: tuple[str, ...] = ()
     """Files of an earlier installation that were damaged."""
+    set_aside: tuple[str, ...] = ()
+    """The same, where the bundle could not mend them; what they held is a miss."""
+    digest: str = ""
+    """The bundle's, where its manifest could be read."""
+    code: Code | None = None
+    """Why it is no hit."""
+    reason: str = ""
+    """The same in words."""
+    held: int = -1
+    """The descriptor by which the directory is held against `flytune gc`."""
 
     @property
     def misses(self) -> tuple[PartResult, ...]:
@@ -68,37 +86,71 @@ def install(
 ) -> Installed:
     """Make this process serve from a bundle; call it before torch is imported.
 
-    A bundle for another target changes nothing: one line on stderr says which part
-    differs. torch's source is compared when it is imported; where it differs, all is
-    set back.
+    A bundle that is for another target, corrupt or cannot be placed changes nothing:
+    one line on stderr says why, and serving goes on without it. torch's source is
+    compared when it is imported; where it differs, all is set back.
 
     Args:
         into: the directory to install into; below `$FLYTUNE_HOME`, else
             `~/.cache/flytune`, where None.
-        strict: raise on a miss.
+        strict: raise where the bundle is not used, but for FLYTUNE_DISABLE.
         children: let every Python child of this process do the same, by way of
             PYTHONPATH; for engines that serve from worker processes.
 
     Raises:
-        FlytuneError: the bundle is corrupt or cannot be placed, Inductor is imported
-            already, or, when strict, the target differs.
+        FlytuneError: strict, and the bundle is corrupt, cannot be placed or is for
+            another target, or Inductor is imported already.
     """
-    if "torch._inductor" in sys.modules:
-        raise FlytuneError(
-            "torch._inductor is imported already",
-            hint="call flytune.caches.install before the first import of torch",
-        )
-    installed = prepare(bundle, into, strict=strict)
-    if installed.directory is None:
-        return installed
-    if (earlier := flytune_hook.armed()) is not None:
-        earlier.disable(None)
-    changes = _with_previous(installed, os.environ)
-    if children:
-        changes = _with_children(installed.directory, changes, os.environ)
-    _apply(changes, os.environ)
-    flytune_hook.arm(str(installed.directory), _pairs(changes))
+    installed = attempt(bundle, into, strict=strict, in_process=True)
+    status = status_of(installed)
+    if installed.directory is not None:
+        if (earlier := flytune_hook.armed()) is not None:
+            earlier.disable(None)
+        changes = _with_previous(installed, os.environ)
+        if children:
+            changes = _with_children(installed.directory, changes, os.environ)
+        _apply(changes, os.environ)
+        directory = str(installed.directory)
+        flytune_hook.arm(directory, _pairs(changes), status, checked=True)
     return installed
+
+
+def attempt(
+    bundle: Path | str,
+    into: Path | str | None = None,
+    *,
+    strict: bool = False,
+    command: bool = False,
+    in_process: bool = False,
+) -> Installed:
+    """Place a bundle, or say in one line why serving goes on without it.
+
+    Args:
+        strict: raise where it is not used, but for FLYTUNE_DISABLE.
+        command: as for `prepare`.
+        in_process: it is for this process, which must not have imported Inductor.
+
+    Raises:
+        FlytuneError: strict, and as `prepare` does.
+    """
+    if flytune_hook.is_disabled():
+        off = flytune_hook.SWITCHED_OFF
+        return _unused(InstallStatus.DISABLED, bundle, Code(off.code), off.text)
+    try:
+        if in_process:
+            _require_early()
+        return prepare(bundle, into, strict=strict, command=command)
+    except FlytuneError as error:
+        if strict:
+            raise
+        code = Code.INTERNAL if error.code is None else Code(error.code)
+        return _unused(InstallStatus.ERROR, bundle, code, str(error))
+    # Whatever fails here, serving must go on as it would have without a bundle.
+    except Exception as error:
+        if strict:
+            raise
+        text = f"{type(error).__name__}: {error}"
+        return _unused(InstallStatus.ERROR, bundle, Code.INTERNAL, text)
 
 
 def prepare(
@@ -111,29 +163,54 @@ def prepare(
     """Place a bundle that is for this target; leave the environment as it is.
 
     Args:
+        strict: raise on a miss, of which a line is said otherwise.
         command: it is for a command whose Python may be another: its software is
             compared there, by the hook.
 
     Raises:
-        FlytuneError: as `install` does.
+        FlytuneError: the bundle is corrupt or cannot be placed, or, when strict, the
+            target differs.
     """
     opened = Bundle.open(bundle)
     changes = _changes(opened.manifest)
     parts = _compare(opened.manifest, command=command)
-    missed = Installed(InstallStatus.MISS, opened.path, parts)
+    missed = Installed(InstallStatus.MISS, opened.path, parts, digest=opened.digest)
     if missed.misses:
         reason = "; ".join(map(str, missed.misses))
+        code = _code_of(missed.misses[0])
         if strict:
-            raise FlytuneError(f"bundle is for another target: {reason}")
-        flytune_hook.say(f"bundle not used: {reason}")
-        return missed
-    directory, mended = place(opened, None if into is None else Path(into))
-    caches = variables(directory / CACHES).items()
-    return Installed(
-        *(InstallStatus.HIT, opened.path, parts, directory),
+            raise FlytuneError(f"bundle is for another target: {reason}", code=code)
+        flytune_hook.say(f"bundle not used: {reason} ({code})")
+        return replace(missed, code=code, reason=reason)
+    placed = place(opened, None if into is None else Path(into))
+    caches = variables(placed.directory / CACHES).items()
+    return replace(
+        missed,
+        status=InstallStatus.HIT,
+        directory=placed.directory,
         changes=(*changes, *(Change(*pair, None) for pair in caches)),
-        mended=mended,
+        mended=placed.mended,
+        set_aside=placed.set_aside,
+        held=placed.held,
     )
+
+
+def status_of(installed: Installed) -> Status:
+    """Return this process's status, and write its files."""
+    directory = str(installed.directory or "")
+    status = Status(status_directory(), installed.digest, directory)
+    if installed.mended:
+        status.files["mended"] = len(installed.mended)
+        status.count(Code.MENDED)
+    if installed.set_aside:
+        status.set_aside(len(installed.set_aside), Code.SET_ASIDE)
+    if installed.code is not None:
+        parts = [
+            {"part": p.part, "built": p.built, "live": p.live} for p in installed.misses
+        ]
+        status.fail(installed.status, installed.code, installed.reason, *parts)
+    status.write()
+    return status
 
 
 def exec_environment(installed: Installed) -> dict[str, str]:
@@ -164,6 +241,28 @@ def served_changes(installed: Installed) -> dict[str, str | None]:
     changes = _with_previous(installed, os.environ)
     changes = _with_children(installed.directory, changes, os.environ)
     return {name: value for name, value, _ in changes}
+
+
+def _require_early() -> None:
+    if "torch._inductor" in sys.modules:
+        raise FlytuneError(
+            "torch._inductor is imported already",
+            hint="call flytune.caches.install before the first import of torch",
+            code=Code.TOO_LATE,
+        )
+
+
+def _unused(
+    status: InstallStatus, bundle: Path | str, code: Code, reason: str
+) -> Installed:
+    flytune_hook.say(f"bundle not used: {reason} ({code})")
+    return Installed(status, Path(bundle), (), code=code, reason=reason)
+
+
+def _code_of(miss: PartResult) -> Code:
+    owner = miss.part.partition(".")[0]
+    codes = {"hardware": Code.HARDWARE, "bundle": Code.COMPILED_ONLY}
+    return codes.get(owner, Code.STAND_IN if miss.part == owner else Code.SOFTWARE)
 
 
 def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:
@@ -199,12 +298,16 @@ def _changes(manifest: Manifest) -> tuple[Change, ...]:
     policy: Mapping[str, Any] = manifest.policy
     for name in ("env", "inductor", "dynamo"):
         if not isinstance(policy.get(name, {}), Mapping):
-            raise FlytuneError(f"manifest policy is not an object: `{name}`")
+            raise FlytuneError(
+                f"manifest policy is not an object: `{name}`", code=Code.POLICY
+            )
     changes = []
     for name, value in policy.get("env", {}).items():
         plain = isinstance(value, str) and "\0" not in name + value
         if not (plain and name and "=" not in name):
-            raise FlytuneError(f"manifest policy has a bad variable: {name!r}")
+            raise FlytuneError(
+                f"manifest policy has a bad variable: {name!r}", code=Code.POLICY
+            )
         changes.append(Change(name, value, None))
     return tuple(changes)
 
@@ -226,6 +329,7 @@ def _with_children(
     more = {
         "PYTHONPATH": os.pathsep.join(paths),
         flytune_hook.INSTALLED_VARIABLE: str(directory),
+        STATUS_VARIABLE: status_directory(),
     }
     changes = changes + tuple(
         Change(name, value, environment.get(name)) for name, value in more.items()

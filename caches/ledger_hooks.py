@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flytune.caches.compat import Wrapper, benchmark_key, private, wrap
-from flytune.caches.hook.flytune_hook import AfterImport
+from flytune.caches.hook.flytune_imports import AfterImport
 from flytune.caches.inductor import CODECACHE
 from flytune.caches.ledger import Event, Kind, Ledger
 from flytune.caches.ledger_lookups import watch_lookups

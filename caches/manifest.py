@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, NoReturn, Self
 
+from flytune.caches.codes import Code
 from flytune.shapes.errors import FlytuneError
 
 MANIFEST_SCHEMA = 1
@@ -94,9 +95,9 @@ class Manifest:
         _check_schema(row["schema"])
         names = {f.name for f in fields(cls)}
         if missing := sorted(names - row.keys()):
-            raise FlytuneError(f"manifest field missing: `{missing[0]}`")
+            raise _broken(f"manifest field missing: `{missing[0]}`")
         if unknown := sorted(row.keys() - names):
-            raise FlytuneError(f"manifest field unknown: `{unknown[0]}`")
+            raise _broken(f"manifest field unknown: `{unknown[0]}`")
         _check_each("winners", row["winners"], list)
         row["winners"] = tuple(row["winners"])
         row["files"] = _files_from_row(row["files"])
@@ -136,7 +137,7 @@ def canonical_json(value: Any) -> bytes:
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise FlytuneError(f"not JSON: {error}") from error
+        raise _broken(f"not JSON: {error}") from error
     return text.encode() + b"\n"
 
 
@@ -152,18 +153,22 @@ def check_path(path: str) -> None:
         FlytuneError: it is absolute, climbs with `..`, or cannot be a file name.
     """
     if path.startswith("/"):
-        raise FlytuneError(f"absolute path in bundle: {path!r}")
+        raise FlytuneError(f"absolute path in bundle: {path!r}", code=Code.ABSOLUTE)
     parts = path.split("/")
     if ".." in parts:
-        raise FlytuneError(f"path climbs out of the bundle: {path!r}")
+        raise FlytuneError(f"path climbs out of the bundle: {path!r}", code=Code.CLIMBS)
     try:
         sizes = [len(part.encode()) for part in parts]
     except UnicodeEncodeError as error:
-        raise FlytuneError(f"path in bundle is not UTF-8: {path!r}") from error
+        raise FlytuneError(
+            f"path in bundle is not UTF-8: {path!r}", code=Code.NAME
+        ) from error
     plain = "\0" not in path and "\\" not in path and "." not in parts
     short = max(sizes) <= 255 and sum(sizes) + len(sizes) <= PATH_LIMIT_BYTES
     if not (plain and short and all(sizes)):
-        raise FlytuneError(f"path in bundle is not a plain file name: {path[:99]!r}")
+        raise FlytuneError(
+            f"path in bundle is not a plain file name: {path[:99]!r}", code=Code.NAME
+        )
 
 
 def _check_schema(schema: object) -> None:
@@ -173,6 +178,7 @@ def _check_schema(schema: object) -> None:
             f"manifest schema {schema} is newer than this flytune reads: "
             f"{MANIFEST_SCHEMA}",
             hint="upgrade flytune, or build the bundle again with this one",
+            code=Code.NEWER,
         )
 
 
@@ -193,11 +199,11 @@ def _check_files(files: Mapping[str, FileEntry]) -> None:
 
 def _files_from_row(row: object) -> dict[str, FileEntry]:
     if not isinstance(row, dict):
-        raise FlytuneError("manifest field `files` is not an object")
+        raise _broken("manifest field `files` is not an object")
     entries = {}
     for path, entry in row.items():
         if not isinstance(entry, dict) or entry.keys() != {"sha256", "size"}:
-            raise FlytuneError(f"manifest entry of a file is wrong: {path[:99]!r}")
+            raise _broken(f"manifest entry of a file is wrong: {path[:99]!r}")
         entries[path] = FileEntry(entry["sha256"], entry["size"])
     return entries
 
@@ -208,9 +214,9 @@ def _parse(text: bytes) -> dict[str, Any]:
             text.decode(), parse_constant=_no_constant, object_pairs_hook=_no_twins
         )
     except UnicodeDecodeError as error:
-        raise FlytuneError("manifest is not UTF-8") from error
+        raise _broken("manifest is not UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise FlytuneError(f"manifest is not JSON: {error}") from error
+        raise _broken(f"manifest is not JSON: {error}") from error
     _require(isinstance(row, dict), "manifest is not a JSON object")
     return dict(row)
 
@@ -243,4 +249,8 @@ def _check(name: str, holds: bool, kind: str) -> None:
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise FlytuneError(message)
+        raise _broken(message)
+
+
+def _broken(message: str) -> FlytuneError:
+    return FlytuneError(message, code=Code.MANIFEST)

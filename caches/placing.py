@@ -1,55 +1,63 @@
 """The directory of an installed bundle: made once, checked and mended when reused."""
 
 import fcntl
-import hashlib
-import json
 import os
 import shutil
-import stat
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import TEMPORARY, Bundle, make_private, writing
+from flytune.caches.codes import Code
+from flytune.caches.home import (
+    check_executable,
+    check_private,
+    check_temporary,
+    default_directory,
+)
+from flytune.caches.hook.flytune_files import (
+    MARKER_NAME,
+    damaged,
+    hold,
+    read_marker,
+    set_aside,
+)
 from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, say
-from flytune.caches.manifest import MANIFEST_NAME, Manifest, canonical_json
+from flytune.caches.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    canonical_json,
+    sha256_hex,
+)
 from flytune.caches.policy import inductor_without_flydsl
 from flytune.caches.triton_cache import is_group, relocated_group
 from flytune.shapes.errors import FlytuneError
 
 CACHES = "inductor"
-_MARKER_NAME = "installed.json"
 # Digests of this many bytes take a tenth of a second; for more, a file whose size and
 # time are those of its installation is taken to be whole.
 _DIGEST_LIMIT_BYTES = 64 * 2**20
 
 
-def default_directory(digest: str) -> Path:
-    """Return where a bundle is installed unless told otherwise.
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An installed directory, which `flytune gc` leaves while this process runs."""
 
-    Raises:
-        FlytuneError: there is no home directory.
-    """
-    return flytune_home() / "installed" / digest[:16]
-
-
-def flytune_home() -> Path:
-    """Return `$FLYTUNE_HOME`, else `~/.cache/flytune`, as an absolute path.
-
-    Raises:
-        FlytuneError: there is no home directory.
-    """
-    try:
-        home = os.environ.get("FLYTUNE_HOME") or Path("~/.cache/flytune").expanduser()
-    except RuntimeError as error:
-        raise FlytuneError("no home directory", hint="set FLYTUNE_HOME") from error
-    return Path(home).absolute()
+    directory: Path
+    mended: tuple[str, ...] = ()
+    """Files that were damaged and are whole again."""
+    set_aside: tuple[str, ...] = ()
+    """Files that were damaged, and that the bundle cannot mend."""
+    held: int = -1
+    """The descriptor by which it is held."""
 
 
-def place(bundle: Bundle, directory: Path | None) -> tuple[Path, tuple[str, ...]]:
+def place(bundle: Bundle, directory: Path | None) -> Placed:
     """Install a bundle's caches, or mend what is installed already.
 
     Safe beside other processes that install the same: a lock file lies beside the
@@ -59,38 +67,46 @@ def place(bundle: Bundle, directory: Path | None) -> tuple[Path, tuple[str, ...]
         directory: absent, empty or an earlier place of this very bundle; the default
             one where None.
 
-    Returns:
-        The directory, and the files that had to be mended.
-
     Raises:
-        FlytuneError: the bundle is corrupt, or the directory holds something else or
-            can be written by other users.
+        FlytuneError: the bundle is corrupt, or the directory holds something else, can
+            be written by other users, or is on a mount without exec.
     """
     own = directory is None
     target = default_directory(bundle.digest) if directory is None else directory
     target = target.absolute()
     with writing(target):
         make_private(target.parent)
+        check_temporary(target)
         if own:
-            _check_private(target.parent)
+            check_private(target.parent)
+        if any(path.endswith(".so") for path in _cache_files(bundle.manifest)):
+            check_executable(target.parent)
         with _locked(target.parent / f".{target.name}.lock"):
-            for rubbish in target.parent.glob(f".{target.name}{TEMPORARY}*"):
-                shutil.rmtree(rubbish, ignore_errors=True)
-            if not target.exists() or not any(target.iterdir()):
-                _install(bundle, target)
-                return target, ()
-            _check_private(target)
-            marker = _marker(target)
-            if marker.get("bundle") == bundle.digest:
-                return target, _mend(bundle, target, marker)
-            if not own:
-                raise FlytuneError(
-                    f"directory holds something else: {target}",
-                    hint="remove it, or install into another",
-                )
-            shutil.rmtree(target)
-            _install(bundle, target)
-            return target, (_MARKER_NAME,)
+            placed = _place(bundle, target, own=own)
+            # Its time is that of the last use.
+            os.utime(target / MARKER_NAME)
+            return replace(placed, held=hold(str(target)))
+
+
+def _place(bundle: Bundle, target: Path, *, own: bool) -> Placed:
+    for rubbish in target.parent.glob(f".{target.name}{TEMPORARY}*"):
+        shutil.rmtree(rubbish, ignore_errors=True)
+    if not target.exists() or not any(target.iterdir()):
+        _install(bundle, target)
+        return Placed(target)
+    check_private(target)
+    marker = read_marker(str(target))
+    if marker.get("bundle") == bundle.digest:
+        return _mend(bundle, target, marker["files"])
+    if not own:
+        raise FlytuneError(
+            f"directory holds something else: {target}",
+            hint="remove it, or install into another",
+            code=Code.OCCUPIED,
+        )
+    shutil.rmtree(target)
+    _install(bundle, target)
+    return Placed(target, mended=(MARKER_NAME,))
 
 
 def _install(bundle: Bundle, target: Path) -> None:
@@ -99,7 +115,7 @@ def _install(bundle: Bundle, target: Path) -> None:
         (directory / MANIFEST_NAME).write_bytes(bundle.manifest.to_json())
         (directory / ACTIVATION_NAME).write_bytes(_activation(bundle.manifest))
         _relocate(directory, _groups(bundle.manifest, target), paths)
-        _write_marker(bundle, directory)
+        _write_marker(bundle.digest, directory, _rows(bundle.manifest, target, {}))
 
     paths = _cache_files(bundle.manifest)
     bundle.place(target, only=paths, finish=finish)
@@ -128,62 +144,88 @@ def _relocate(
             (directory / path).write_bytes(groups[path])
 
 
-def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> tuple[str, ...]:
-    times = marker.get("mtime_ns", {})
-    paths = _cache_files(bundle.manifest)
-    total = sum(bundle.manifest.files[path].size_bytes for path in paths)
-    quick = times if total > _DIGEST_LIMIT_BYTES else {}
-    groups = _groups(bundle.manifest, target)
-    damaged = [
-        path
-        for path in paths
-        if not (
-            _holds(target / path, groups[path])
-            if path in groups
-            else _is_whole(bundle, target, path, quick.get(path))
-        )
-    ]
-    activation = _activation(bundle.manifest)
-    if not _holds(target / ACTIVATION_NAME, activation):
-        damaged.append(ACTIVATION_NAME)
-    if not damaged:
+def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> Placed:
+    rows = _rows(bundle.manifest, target, marker)
+    small = sum(size for size, _, _ in rows.values()) <= _DIGEST_LIMIT_BYTES
+    broken = damaged(str(target), rows, read=small)
+    absent = [path for path in rows if not os.path.lexists(target / path)]
+    if not broken + absent:
+        return Placed(target, mended=_mend_activation(bundle.manifest, target))
+    try:
+        _write_anew(bundle, target, broken + absent)
+    except FlytuneError as error:
+        _mend_activation(bundle.manifest, target)
+        return _without(target, broken, error)
+    kept = {p: row for p, row in marker.items() if p not in {*broken, *absent}}
+    _write_marker(bundle.digest, target, _rows(bundle.manifest, target, kept))
+    mended = (*broken, *absent, *_mend_activation(bundle.manifest, target))
+    say(
+        f"mended {len(mended)} files of an installed bundle: {mended[0]} "
+        f"({Code.MENDED})"
+    )
+    return Placed(target, mended=mended)
+
+
+def _mend_activation(manifest: Manifest, target: Path) -> tuple[str, ...]:
+    content = _activation(manifest)
+    try:
+        held = (target / ACTIVATION_NAME).read_bytes() == content
+    except OSError:
+        held = False
+    if held:
         return ()
-    say(f"mending {len(damaged)} files of an installed bundle: {damaged[0]}")
+    part = target / f".{ACTIVATION_NAME}"
+    part.write_bytes(content)
+    _put(part, target / ACTIVATION_NAME)
+    return (ACTIVATION_NAME,)
+
+
+def _without(target: Path, broken: list[str], error: FlytuneError) -> Placed:
+    """Go on without the damaged files of a bundle that cannot mend them.
+
+    Raises:
+        FlytuneError: they cannot be set aside.
+    """
+    moved, stuck = set_aside(str(target), broken)
+    if stuck:
+        raise FlytuneError(
+            f"a damaged file cannot be set aside: {stuck[0]}", code=Code.NOT_SET_ASIDE
+        ) from error
+    if moved:
+        say(
+            f"{len(moved)} damaged files of an installed bundle are set aside: "
+            f"{moved[0]} ({Code.SET_ASIDE})"
+        )
+    return Placed(target, set_aside=tuple(moved))
+
+
+def _write_anew(bundle: Bundle, target: Path, paths: list[str]) -> None:
     scratch = Path(
         tempfile.mkdtemp(prefix=f".{target.name}{TEMPORARY}", dir=target.parent)
     )
     try:
         fresh = scratch / target.name
-        bundle.place(fresh, only=[path for path in damaged if path in paths])
-        (fresh / ACTIVATION_NAME).write_bytes(activation)
-        _relocate(fresh, groups, damaged)
-        for path in {*damaged, ACTIVATION_NAME}:
+        bundle.place(fresh, only=paths)
+        _relocate(fresh, _groups(bundle.manifest, target), paths)
+        for path in paths:
             _put(fresh / path, target / path)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _write_marker(bundle, target)
-    return tuple(damaged)
 
 
-def _is_whole(bundle: Bundle, target: Path, path: str, mtime_ns: int | None) -> bool:
-    entry = bundle.manifest.files[path]
-    try:
-        status = (target / path).lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size_bytes:
-            return False
-        if status.st_mtime_ns == mtime_ns:
-            return True
-        with (target / path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
-    except OSError:
-        return False
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    try:
-        return not path.is_symlink() and path.read_bytes() == content
-    except OSError:
-        return False
+def _rows(
+    manifest: Manifest, target: Path, marker: Mapping[str, Any]
+) -> dict[str, tuple[int, int, str]]:
+    """Return what each installed file must be, and its time, for `damaged`."""
+    groups = _groups(manifest, target)
+    rows = {}
+    for path in _cache_files(manifest):
+        entry = manifest.files[path]
+        if path in groups:
+            entry = FileEntry(sha256_hex(groups[path]), len(groups[path]))
+        mtime_ns = marker[path][1] if path in marker else -1
+        rows[path] = (entry.size_bytes, mtime_ns, entry.sha256)
+    return rows
 
 
 def _put(source: Path, target: Path) -> None:
@@ -211,32 +253,17 @@ def _activation(manifest: Manifest) -> bytes:
     )
 
 
-def _marker(target: Path) -> Mapping[str, Any]:
-    try:
-        marker = json.loads((target / _MARKER_NAME).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return marker if isinstance(marker, dict) else {}
-
-
-def _write_marker(bundle: Bundle, directory: Path) -> None:
-    times = {
-        path: (directory / path).stat().st_mtime_ns
-        for path in _cache_files(bundle.manifest)
+def _write_marker(
+    digest: str, directory: Path, rows: Mapping[str, tuple[int, int, str]]
+) -> None:
+    """Say that the directory is whole; a time of -1 is that of the file now."""
+    files = {
+        path: (size, (directory / path).stat().st_mtime_ns if time < 0 else time, sha)
+        for path, (size, time, sha) in rows.items()
     }
-    part = directory / f".{_MARKER_NAME}"
-    part.write_bytes(canonical_json({"bundle": bundle.digest, "mtime_ns": times}))
-    part.replace(directory / _MARKER_NAME)
-
-
-def _check_private(directory: Path) -> None:
-    """Caches are code: nobody else may have put them there."""
-    status = directory.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise FlytuneError(
-            f"directory can be written by other users: {directory}",
-            hint="make it your own, mode 0700, or set FLYTUNE_HOME",
-        )
+    part = directory / f".{MARKER_NAME}"
+    part.write_bytes(canonical_json({"bundle": digest, "files": files}))
+    part.replace(directory / MARKER_NAME)
 
 
 @contextmanager

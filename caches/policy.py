@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from flytune.caches.hook.flytune_hook import MENDS, PRECOMPILE, set_default
+from flytune.caches.hook.flytune_torch import MENDS, PRECOMPILE, set_default
 from flytune.shapes.errors import FlytuneError
 
 PolicyName = Literal["unfrozen", "frozen"]

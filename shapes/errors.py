@@ -5,9 +5,18 @@ class FlytuneError(Exception):
     """A fault that the user can act on.
 
     The message is lower case, has no full stop and ends with the value at fault;
-    `hint` says what to do next, where there is something to do.
+    `hint` says what to do next, where there is something to do. `code` is the fault's
+    stable number, such as "FT201", where it has one.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.hint = hint
+        self.code = code
+
+    @property
+    def line(self) -> str:
+        """The message with its code, as it is printed."""
+        return f"{self} ({self.code})" if self.code else str(self)

@@ -188,7 +188,7 @@ def build_command(
 
     A build that was stopped goes on with the same command.
     """
-    from flytune.caches.placing import flytune_home
+    from flytune.caches.home import flytune_home
     from flytune.tuner.build import build
     from flytune.tuner.options import BuildOptions
     from flytune.tuner.progress import Progress

@@ -11,9 +11,10 @@ from flytune.caches.directories import RUN_ONLY
 from flytune.caches.inspect import describe, summary
 from flytune.caches.install import (
     Installed,
+    attempt,
     exec_environment,
-    prepare,
     served_changes,
+    status_of,
 )
 from flytune.shapes.errors import FlytuneError
 
@@ -40,9 +41,11 @@ def inspect_command(bundle: Path, as_json: bool) -> None:
 @_JSON
 def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
     """Check BUNDLE and put its caches in place; print what serving must set."""
-    installed = prepare(bundle, into, strict=True)
+    installed = attempt(bundle, into, strict=True)
     if as_json:
         click.echo(json.dumps(_row(installed)))
+        return
+    if installed.directory is None:
         return
     for name, value in served_changes(installed).items():
         if value is None:
@@ -57,8 +60,8 @@ def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
 @click.option(
     "--strict",
     is_flag=True,
-    help="A bundle for another target is an error, and so is a kernel that FlyDSL "
-    "would have to compile.",
+    help="A bundle that is corrupt or for another target is an error, and so is a "
+    "kernel that FlyDSL would have to compile.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_command(
@@ -66,11 +69,15 @@ def exec_command(
 ) -> None:
     """Run COMMAND with BUNDLE in place: `flytune exec B -- python serve.py`.
 
-    A bundle for another target is left out with one line, and COMMAND runs all the
-    same, unless --strict is given.
+    A bundle that is corrupt or for another target is left out with one line, and
+    COMMAND runs all the same, unless --strict is given.
     """
-    installed = prepare(bundle, into, strict=strict, command=True)
+    installed = attempt(bundle, into, strict=strict, command=True)
+    # The command is this very process, and its file is found by the same number.
+    status_of(installed)
     hit = installed.directory is not None
+    if installed.held >= 0:
+        os.set_inheritable(installed.held, True)
     environment = exec_environment(installed) if hit else dict(os.environ)
     if strict:
         environment[RUN_ONLY] = "1"
@@ -81,11 +88,14 @@ def exec_command(
 
 
 def _row(installed: Installed) -> dict[str, object]:
+    served = installed.directory is not None
     return {
         "bundle": str(installed.bundle),
         "status": installed.status,
-        "directory": str(installed.directory),
-        "environment": served_changes(installed),
+        "code": installed.code,
+        "reason": installed.reason,
+        "directory": str(installed.directory) if served else None,
+        "environment": served_changes(installed) if served else {},
         "parts": [
             {
                 "part": result.part,
@@ -96,4 +106,5 @@ def _row(installed: Installed) -> dict[str, object]:
             for result in installed.parts
         ],
         "mended": list(installed.mended),
+        "set_aside": list(installed.set_aside),
     }

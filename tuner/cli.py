@@ -93,7 +93,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except FlytuneError as error:
-            raise Failure(str(error), error.hint) from error
+            raise Failure(error.line, error.hint) from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRA_OF:

@@ -5,27 +5,39 @@ library alone, and nothing newer than Python 3.10. It must never stop the progra
 does not fit disables the bundle with one line.
 """
 
-import functools
 import importlib.metadata
 import json
 import os
 import sys
 import sysconfig
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+if __package__:
+    from flytune.caches.hook import (
+        flytune_files,
+        flytune_imports,
+        flytune_status,
+        flytune_torch,
+    )
+else:  # In the child of a command, where this folder is on the path.
+    import flytune_files  # type: ignore[import-not-found, no-redef]
+    import flytune_imports  # type: ignore[import-not-found, no-redef]
+    import flytune_status  # type: ignore[import-not-found, no-redef]
+    import flytune_torch  # type: ignore[import-not-found, no-redef]
 
 ACTIVATION_NAME = "activation.json"
-PRECOMPILE = "caching_precompile"
-"""Dynamo's setting by which it looks for entries of its own."""
 INSTALLED_VARIABLE = "FLYTUNE_INSTALLED"
 CHANGES_VARIABLE = "FLYTUNE_CHANGES"
+DISABLE_VARIABLE = "FLYTUNE_DISABLE"
+_CALLBACKS = "torch._dynamo.callback"
 _WATCHED = (
     "torch",
     "torch._inductor.config",
     "torch._dynamo.config",
     "torch._dynamo.guards",
     "torch._dynamo.output_graph",
+    _CALLBACKS,
     "torch._inductor.codecache",
 )
 _CONFIGS = {"torch._inductor.config": "inductor", "torch._dynamo.config": "dynamo"}
@@ -34,76 +46,28 @@ Changes = Mapping[str, tuple[str | None, str | None]]
 """A variable's name to the value that flytune set and the one before; None is unset."""
 
 
-class AfterImport:
-    """A finder that calls `loaded` just after somebody imported a watched module."""
+class Reason(NamedTuple):
+    """Why a bundle is not used; `caches/codes.py` says what each code means."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._waiting = set(names)
-        self._finding: set[tuple[int, str]] = set()
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Return what the other finders find, set to call back once it ran."""
-        key = (threading.get_ident(), fullname)
-        if fullname not in self._waiting or key in self._finding:
-            return None
-        self._finding.add(key)
-        try:
-            spec = self._found(fullname, path, target)
-        finally:
-            self._finding.discard(key)
-        if spec is not None and spec.loader is not None:
-            self._watch(spec.loader, fullname)
-        return spec
-
-    def loaded(self, module: Any) -> None:
-        """Look at a module that was imported; it may be told more than once."""
-        raise NotImplementedError
-
-    def unwatchable(self, fullname: str) -> None:
-        """Learn that a module's loader lets nobody watch it."""
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Watch from now on; what is imported already is looked at now."""
-        sys.meta_path.insert(0, self)
-        for name in sorted(self._waiting):
-            if name in sys.modules:
-                self.loaded(sys.modules[name])
-
-    def leave(self) -> None:
-        """Watch no more."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def _found(self, fullname: str, path: Any, target: Any) -> Any:
-        for finder in tuple(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            spec = find(fullname, path, target) if find and finder is not self else None
-            if spec is not None:
-                return spec
-        return None
-
-    def _watch(self, loader: Any, fullname: str) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            self.loaded(module)
-
-        # On the instance, so that the loader stays what inspect and pickle expect.
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:
-            self.unwatchable(fullname)
+    state: str
+    code: str
+    text: str
+    part: Mapping[str, Any] | None = None
+    """The part that differs, as it was built for and as it is here."""
 
 
-class Hook(AfterImport):
+class Hook(flytune_imports.AfterImport):
     """Holds torch's modules to the bundle just after they are imported."""
 
-    def __init__(self, directory: str, changes: Changes) -> None:
+    def __init__(
+        self, directory: str, changes: Changes, status: Any, *, checked: bool
+    ) -> None:
         super().__init__(_WATCHED)
         self.flytune_directory = directory
         self._changes = changes
+        self._status = status
+        self._checked = checked
+        self._held = flytune_files.hold(directory)
         self._undo: list[Callable[[], None]] = []
 
     def loaded(self, module: Any) -> None:
@@ -113,9 +77,12 @@ class Hook(AfterImport):
         self._waiting.discard(module.__name__)
         try:
             reason = next(self._differences(module), None)
+        # A file of flytune's own that is absent or not as it was written.
+        except (OSError, ValueError, LookupError) as error:
+            reason = Reason(flytune_status.ERROR, "FT404", _in_words(error))
         # Whatever torch's private parts do, serving goes on without the bundle.
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = Reason(flytune_status.ERROR, "FT901", _in_words(error))
         if reason is not None:
             self.disable(reason)
         elif not self._waiting:
@@ -123,9 +90,10 @@ class Hook(AfterImport):
 
     def unwatchable(self, fullname: str) -> None:
         """Do without the bundle: nothing can hold torch to it."""
-        self.disable(f"cannot watch the import of {fullname}")
+        text = f"cannot watch the import of {fullname}"
+        self.disable(Reason(flytune_status.ERROR, "FT107", text))
 
-    def disable(self, reason: str | None) -> None:
+    def disable(self, reason: Reason | None) -> None:
         """Set everything back; say why in one line, unless `reason` is None."""
         self._waiting.clear()
         self.leave()
@@ -133,9 +101,9 @@ class Hook(AfterImport):
             self._undo.pop()()
         restore(self._changes, os.environ)
         if reason is not None:
-            say(f"bundle not used: {reason}")
+            say_unused(reason, self._status)
 
-    def _differences(self, module: Any) -> Iterator[str]:
+    def _differences(self, module: Any) -> Iterator[Reason]:
         path = os.path.join(self.flytune_directory, ACTIVATION_NAME)
         with open(path, encoding="utf-8") as file:
             activation = json.load(file)
@@ -146,14 +114,20 @@ class Hook(AfterImport):
             if module.__name__ == "torch._inductor.config" and without:
                 here, wanted = _version("flydsl"), built.get("flydsl")
                 if here != wanted:
-                    say(f"served without FlyDSL: built for `{wanted}`, here `{here}`")
+                    said = f"built for `{wanted}`, here `{here}` (FT108)"
+                    say(f"served without FlyDSL: {said}")
+                    self._status.count("FT108")
                     settings = without
             for name, value in settings.items():
                 yield from self._configure(module, name, value)
             return
-        if module.__name__ in MENDS:
-            if activation["dynamo"].get(PRECOMPILE):
-                self._undo.append(MENDS[module.__name__](module))
+        if module.__name__ in flytune_torch.MENDS:
+            if activation["dynamo"].get(flytune_torch.PRECOMPILE):
+                mend = flytune_torch.MENDS[module.__name__]
+                self._undo.append(mend(module))
+            return
+        if module.__name__ == _CALLBACKS:
+            self._undo.append(flytune_torch.after_compiling(module, self._count))
             return
         if module.__name__ == "torch":
             live = _environment_parts(module, activation["kind"])
@@ -161,97 +135,55 @@ class Hook(AfterImport):
             live = {"torch_key": module.torch_key().hex()}
         for name, value in live.items():
             if built.get(name) not in (None, value):
-                yield f"software.{name}: built for `{built[name]}`, here `{value}`"
+                yield _difference(f"software.{name}", built[name], value)
+        if module.__name__ == "torch":
+            yield from self._check_files()
 
-    def _configure(self, config: Any, name: str, value: Any) -> Iterator[str]:
+    def _check_files(self) -> Iterator[Reason]:
+        """Set aside what was damaged since the installation."""
+        if not self._checked:
+            marker = flytune_files.read_marker(self.flytune_directory)
+            self._status.bundle = marker["bundle"]
+            broken = flytune_files.damaged(self.flytune_directory, marker["files"])
+            moved, stuck = flytune_files.set_aside(self.flytune_directory, broken)
+            if stuck:
+                text = f"a damaged file cannot be set aside: {stuck[0]}"
+                yield Reason(flytune_status.ERROR, "FT403", text)
+            if moved:
+                say(
+                    f"{len(moved)} damaged files of an installed bundle are set aside: "
+                    f"{moved[0]} (FT402)"
+                )
+                self._status.set_aside(len(moved), "FT402")
+        self._status.write()
+
+    def _count(self, graphs: Mapping[str, int]) -> None:
+        """Tell how Inductor's lookups ended, if that is news."""
+        if graphs != self._status.graphs:
+            self._status.graphs = dict(graphs)
+            self._status.write()
+
+    def _configure(self, config: Any, name: str, value: Any) -> Iterator[Reason]:
         try:
-            undo = set_default(config, name, value)
+            undo = flytune_torch.set_default(config, name, value)
         except LookupError as error:
-            yield str(error.args[0])
+            yield Reason(flytune_status.MISS, "FT105", str(error.args[0]))
             return
         self._undo.append(undo)
         live = getattr(config, name)
         if live != value and _as_listed(live) != value:
-            yield f"policy `{name}`: built for `{value}`, here `{live}`"
+            part = f"policy `{name}`"
+            yield _difference(part, value, live)._replace(code="FT105")
 
 
-def set_default(config: Any, name: str, value: Any) -> Callable[[], None]:
-    """Set what a setting of torch's is where the program sets nothing itself.
-
-    Not setattr: since torch 2.15 that reaches the current thread alone, and serving
-    compiles in others. Returns what sets it back.
-
-    Args:
-        config: `torch._inductor.config` or `torch._dynamo.config`.
-        value: as JSON holds it; a list for a setting that is a tuple or a set.
-
-    Raises:
-        LookupError: this torch has no such setting.
-    """
-    entry = config._config.get(name)
-    if entry is None:
-        raise LookupError(f"torch has no setting that the policy names: `{name}`")
-    if isinstance(entry.default, (tuple, set, frozenset)):
-        value = type(entry.default)(value)
-    previous = entry.env_value_default
-    entry.env_value_default = value
-    return lambda: setattr(entry, "env_value_default", previous)
+def _difference(part: str, built: Any, live: Any) -> Reason:
+    row = {"part": part, "built": built, "live": live}
+    text = f"{part}: built for `{built}`, here `{live}`"
+    return Reason(flytune_status.MISS, "FT102", text, row)
 
 
-def allow_unstored(guards: Any) -> Callable[[], None]:
-    """Let any torch compile what it cannot store as a precompiled entry.
-
-    One before 2.15 gives the entry up, and asserts in the next line that there are
-    guards to store. Returns what sets it back.
-
-    Args:
-        guards: the module `torch._dynamo.guards`.
-    """
-    manager = guards.CheckFunctionManager
-    init = manager.__init__
-
-    @functools.wraps(init)
-    def with_state(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        # Not looked at: the entry that it would stand in was given up.
-        if self.guards_state is None:
-            self.guards_state = b""
-
-    manager.__init__ = with_state
-    return lambda: setattr(manager, "__init__", init)
-
-
-def rename_bound(output_graph: Any) -> Callable[[], None]:
-    """Let any torch trace in a module that a precompiled entry was loaded into.
-
-    One before 2.15 numbers the globals that it adds from one in each process, and
-    asserts that none of that name came with an entry. Returns what sets it back.
-
-    Args:
-        output_graph: the module `torch._dynamo.output_graph`.
-    """
-    if not hasattr(output_graph, "unique_id"):
-        # A newer one looks for a name that is not bound itself.
-        return lambda: None
-    graph = output_graph.OutputGraph
-    install = graph.install_global
-
-    def install_unbound(self: Any, prefix: str, value: Any) -> str:
-        name: str = output_graph.unique_id(prefix)
-        while name in self.global_scope:
-            name = output_graph.unique_id(prefix)
-        self.install_global_unsafe(name, value)
-        return name
-
-    graph.install_global = install_unbound
-    return lambda: setattr(graph, "install_global", install)
-
-
-# Of torch before 2.15, where precompiled entries are looked for.
-MENDS = {
-    "torch._dynamo.guards": allow_unstored,
-    "torch._dynamo.output_graph": rename_bound,
-}
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _as_listed(value: Any) -> Any:
@@ -259,14 +191,18 @@ def _as_listed(value: Any) -> Any:
     return list(value) if isinstance(value, (tuple, set, frozenset)) else value
 
 
-def arm(directory: str, changes: Changes) -> None:
+def arm(
+    directory: str, changes: Changes, status: Any, *, checked: bool = False
+) -> None:
     """Watch this process import torch; what is imported already is checked now.
 
     Args:
         directory: an installed bundle.
         changes: what was set in the environment, to be set back if it does not fit.
+        status: of this process, a `flytune_status.Status`.
+        checked: the installed files were checked just now.
     """
-    Hook(directory, changes).start()
+    Hook(directory, changes, status, checked=checked).start()
 
 
 def armed() -> Any:
@@ -282,13 +218,36 @@ def arm_from_environment() -> None:
     directory = os.environ.get(INSTALLED_VARIABLE)
     if not directory:
         return
+    status = flytune_status.Status(
+        os.environ.get(flytune_status.STATUS_VARIABLE, ""), installed=directory
+    )
     try:
         row = json.loads(os.environ.get(CHANGES_VARIABLE, "{}"))
         changes = {name: (value, was) for name, (value, was) in row.items()}
     except (ValueError, TypeError, AttributeError) as error:
-        say(f"bundle not used: {CHANGES_VARIABLE}: {error}")
+        text = f"{CHANGES_VARIABLE}: {error}"
+        say_unused(Reason(flytune_status.ERROR, "FT405", text), status)
         return
-    arm(directory, changes)
+    if is_disabled():
+        restore(changes, os.environ)
+        say_unused(SWITCHED_OFF, status)
+        return
+    arm(directory, changes, status)
+
+
+SWITCHED_OFF = Reason(flytune_status.DISABLED, "FT501", f"{DISABLE_VARIABLE} is set")
+
+
+def is_disabled() -> bool:
+    """Whether the environment says to do without any bundle."""
+    return os.environ.get(DISABLE_VARIABLE, "") not in ("", "0")
+
+
+def say_unused(reason: Reason, status: Any) -> None:
+    """Say in one line, and in the process's status, why a bundle is not used."""
+    say(f"bundle not used: {reason.text} ({reason.code})")
+    status.fail(reason.state, reason.code, reason.text, reason.part)
+    status.write()
 
 
 def restore(changes: Changes, environment: MutableMapping[str, str]) -> None:

@@ -118,7 +118,7 @@ def test_a_setting_that_torch_lacks(tmp_path: Path, key: str) -> None:
     live, log = run(INSTALL + REPORT, bundle)
     assert log == (
         "flytune: bundle not used: torch has no setting that the policy names: "
-        "`no_such`\n"
+        "`no_such` (FT105)\n"
     )
     assert live["main"][0] is False
     assert "FLYTUNE_TEST" not in live["env"]

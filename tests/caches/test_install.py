@@ -147,7 +147,7 @@ def test_damaged_file_is_mended(
     (path.parent / "tuned_since").write_bytes(b"kept")
     damage(path)
     assert prepare(bundle).mended == ("inductor/cache/5e1f",)
-    assert capsys.readouterr().err.count("mending 1 files") == 1
+    assert capsys.readouterr().err.count("mended 1 files") == 1
     assert path.read_bytes() == FILES["inductor/cache/5e1f"]
     assert not path.is_symlink()
     assert (path.parent / "tuned_since").read_bytes() == b"kept"
@@ -230,13 +230,19 @@ import sys, types
 sys.modules["torch._inductor"] = types.ModuleType("torch._inductor")
 import flytune.caches
 try:
-    flytune.caches.install(sys.argv[1])
+    print(flytune.caches.install(sys.argv[1]).status)
+    flytune.caches.install(sys.argv[1], strict=True)
 except Exception as error:
     print(error, "|", error.hint)
 """
-    assert run(code, installable(tmp_path)).stdout == (
+    done = run(code, installable(tmp_path))
+    assert done.stdout == (
+        "error\n"
         "torch._inductor is imported already | "
         "call flytune.caches.install before the first import of torch\n"
+    )
+    assert done.stderr == (
+        "flytune: bundle not used: torch._inductor is imported already (FT106)\n"
     )
 
 
@@ -262,5 +268,6 @@ def test_place_beside_a_full_digest_of_another(tmp_path: Path, home: Path) -> No
     squatter.mkdir(parents=True, mode=0o700)
     (squatter / "x").touch()
     home.chmod(0o700)
-    assert place(bundle, None) == (squatter, ("installed.json",))
+    placed = place(bundle, None)
+    assert (placed.directory, placed.mended) == (squatter, ("installed.json",))
     assert not (squatter / "x").exists()

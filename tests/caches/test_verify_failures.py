@@ -13,7 +13,7 @@ from builds import copied, repacked, unpacked, verified
 
 # In the verified program: one more candidate in the first list with a choice.
 LONGER = """
-from flytune.caches.hook.flytune_hook import AfterImport
+from flytune.caches.hook.flytune_imports import AfterImport
 
 class Other:
     def __init__(self, choice):

@@ -1,0 +1,157 @@
+"""An installed directory's files: held while they are in use, and damage set aside.
+
+Inductor loads what it finds: of a library cut short it dies, and of a graph with
+another bit in it it may serve a wrong result. What is set aside is a miss.
+
+Standard library alone, and nothing newer than Python 3.10: as the hook.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+MARKER_NAME = "installed.json"
+"""The last file of an installation: the bundle's digest, and of each of its files the
+size in bytes, the time in nanoseconds, and the SHA-256."""
+DAMAGED = "damaged"
+"""The folder beside the caches that holds what was set aside."""
+_COPY_BYTES = 1 << 20
+
+
+def hold(directory: str) -> int:
+    """Keep `flytune gc` from removing a directory while this process runs.
+
+    Returns what is held, a descriptor; -1 where the file system has no locks.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def read_marker(directory: str) -> Mapping[str, Any]:
+    """Return what an installation says of its files; empty where it is damaged."""
+    try:
+        with open(os.path.join(directory, MARKER_NAME), "rb") as file:
+            marker = json.loads(file.read())
+        rows = marker["files"]
+        sound = all(
+            [type(part) for part in row] == [int, int, str] for row in rows.values()
+        )
+        return marker if sound and isinstance(marker["bundle"], str) else {}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def damaged(
+    directory: str, files: Mapping[str, Sequence[Any]], *, read: bool = False
+) -> list[str]:
+    """Return which files of an installation are not as they were installed.
+
+    One that is absent is no damage, but a miss. Timings may be others by now, as
+    serving adds to them, but must be JSON.
+
+    Args:
+        files: what `read_marker` says of them.
+        read: compare digests where sizes and times are the same too.
+    """
+    return [
+        path for path, row in files.items() if not _is_whole(directory, path, row, read)
+    ]
+
+
+def set_aside(directory: str, paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Move damaged files to where nothing loads them, with what cannot be without them.
+
+    Returns the files that were damaged and no longer are there, and those that cannot
+    be moved.
+    """
+    moved, stuck = [], []
+    for path in paths:
+        goes = _unit(path)
+        source = os.path.join(directory, goes)
+        place = os.path.join(directory, DAMAGED, goes.replace("/", "__"))
+        try:
+            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+            _make_room(place)
+            os.rename(source, place)
+        except FileNotFoundError:
+            # Another process, or a file of the same kernel, was faster.
+            pass
+        except OSError:
+            stuck.append(path)
+            continue
+        moved.append(path)
+    return moved, stuck
+
+
+def digest_of(path: str) -> str:
+    """Return a file's SHA-256 in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(_COPY_BYTES):
+            found.update(part)
+    return found.hexdigest()
+
+
+def is_timings(path: str) -> bool:
+    """Whether it is a file of Inductor's timings, which serving adds to."""
+    return path.split("/")[1:2] == ["cache"]
+
+
+def _is_whole(directory: str, path: str, row: Sequence[Any], read: bool) -> bool:
+    size, mtime_ns = row[:2]
+    digest: str = row[2]
+    file = os.path.join(directory, path)
+    try:
+        found = os.lstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        same = found.st_size == size and found.st_mtime_ns == mtime_ns
+        if same and not read:
+            return True
+        if is_timings(path) and not same:
+            return _is_json(file)
+        return size == found.st_size and digest_of(file) == digest
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _is_json(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return isinstance(json.loads(file.read()), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _unit(path: str) -> str:
+    """Return what goes with a file: a kernel of Triton's is found whole or not at all.
+
+    Without its folder it is written anew, from the graph that holds it.
+    """
+    parts = path.split("/")
+    return "/".join(parts[:4]) if parts[1:2] == ["triton"] else path
+
+
+def _make_room(place: str) -> None:
+    """Remove what was set aside earlier under the same name."""
+    if os.path.isdir(place) and not os.path.islink(place):
+        shutil.rmtree(place)

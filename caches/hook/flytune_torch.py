@@ -1,0 +1,122 @@
+"""What the import hook changes in torch's own modules, and how it is set back.
+
+Standard library alone, and nothing newer than Python 3.10: as the hook.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PRECOMPILE = "caching_precompile"
+"""Dynamo's setting by which it looks for entries of its own."""
+
+
+def set_default(config: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set what a setting of torch's is where the program sets nothing itself.
+
+    Not setattr: since torch 2.15 that reaches the current thread alone, and serving
+    compiles in others. Returns what sets it back.
+
+    Args:
+        config: `torch._inductor.config` or `torch._dynamo.config`.
+        value: as JSON holds it; a list for a setting that is a tuple or a set.
+
+    Raises:
+        LookupError: this torch has no such setting.
+    """
+    entry = config._config.get(name)
+    if entry is None:
+        raise LookupError(f"torch has no setting that the policy names: `{name}`")
+    if isinstance(entry.default, (tuple, set, frozenset)):
+        value = type(entry.default)(value)
+    previous = entry.env_value_default
+    entry.env_value_default = value
+    return lambda: setattr(entry, "env_value_default", previous)
+
+
+def allow_unstored(guards: Any) -> Callable[[], None]:
+    """Let any torch compile what it cannot store as a precompiled entry.
+
+    One before 2.15 gives the entry up, and asserts in the next line that there are
+    guards to store. Returns what sets it back.
+
+    Args:
+        guards: the module `torch._dynamo.guards`.
+    """
+    manager = guards.CheckFunctionManager
+    init = manager.__init__
+
+    @functools.wraps(init)
+    def with_state(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        # Not looked at: the entry that it would stand in was given up.
+        if self.guards_state is None:
+            self.guards_state = b""
+
+    manager.__init__ = with_state
+    return lambda: setattr(manager, "__init__", init)
+
+
+def rename_bound(output_graph: Any) -> Callable[[], None]:
+    """Let any torch trace in a module that a precompiled entry was loaded into.
+
+    One before 2.15 numbers the globals that it adds from one in each process, and
+    asserts that none of that name came with an entry. Returns what sets it back.
+
+    Args:
+        output_graph: the module `torch._dynamo.output_graph`.
+    """
+    if not hasattr(output_graph, "unique_id"):
+        # A newer one looks for a name that is not bound itself.
+        return lambda: None
+    graph = output_graph.OutputGraph
+    install = graph.install_global
+
+    def install_unbound(self: Any, prefix: str, value: Any) -> str:
+        name: str = output_graph.unique_id(prefix)
+        while name in self.global_scope:
+            name = output_graph.unique_id(prefix)
+        self.install_global_unsafe(name, value)
+        return name
+
+    graph.install_global = install_unbound
+    return lambda: setattr(graph, "install_global", install)
+
+
+# Of torch before 2.15, where precompiled entries are looked for.
+MENDS = {
+    "torch._dynamo.guards": allow_unstored,
+    "torch._dynamo.output_graph": rename_bound,
+}
+
+
+def after_compiling(
+    callback: Any, told: Callable[[Mapping[str, int]], None]
+) -> Callable[[], None]:
+    """Tell after each compilation how Inductor's lookups of graphs ended.
+
+    Returns what ends it.
+
+    Args:
+        callback: the module `torch._dynamo.callback`.
+        told: takes "hit", "miss" and "bypass" to how often each was.
+    """
+    handler = callback.callback_handler
+
+    def tell(*_: Any) -> None:
+        utils = sys.modules.get("torch._dynamo.utils")
+        # It runs within a compilation, which nothing here may end.
+        with contextlib.suppress(Exception):
+            counted = utils.counters["inductor"]  # type: ignore[union-attr]
+            told(
+                {
+                    name: counted[f"fxgraph_cache_{name}"]
+                    for name in ("hit", "miss", "bypass")
+                    if f"fxgraph_cache_{name}" in counted
+                }
+            )
+
+    handler.register_end_callback(tell)
+    return lambda: handler.remove_end_callback(tell)
