@@ -8,7 +8,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol, Self
 
@@ -42,6 +42,8 @@ class Bundle:
     manifest: Manifest
     digest: str
     """SHA-256 of the manifest's bytes, which names the bundle."""
+    text: bytes = field(repr=False)
+    """The manifest's bytes."""
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -55,7 +57,7 @@ class Bundle:
             if name != MANIFEST_NAME:
                 break
             text = _manifest_text(size_bytes, content)
-            return cls(path, Manifest.from_json(text), sha256_hex(text))
+            return cls(path, Manifest.from_json(text), sha256_hex(text), text)
         raise BundleError(Fault.FIRST, path)
 
     def place(

@@ -51,10 +51,9 @@ class Code(StrEnum):
     UNWRITABLE = "FT302"
     OCCUPIED = "FT303"
     NOT_PRIVATE = "FT304"
-    NO_HOME = "FT305"
-    NO_EXEC = "FT306"
-    NOT_INSTALLED = "FT307"
-    AMBIGUOUS = "FT308"
+    NO_EXEC = "FT305"
+    NOT_INSTALLED = "FT306"
+    AMBIGUOUS = "FT307"
 
     MENDED = "FT401"
     SET_ASIDE = "FT402"
@@ -159,9 +158,6 @@ EXPLAINED: Mapping[Code, Explained] = {
     Code.NOT_PRIVATE: Explained(
         "other users can write where caches, which are code, lie",
         "make it your own, mode 0700, or set FLYTUNE_HOME",
-    ),
-    Code.NO_HOME: Explained(
-        "no directory to install into was found", "set FLYTUNE_HOME"
     ),
     Code.NO_EXEC: Explained(
         "the caches lie on a mount without exec: no library loads from there",

@@ -9,15 +9,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flytune.caches.archive import BundleError, Fault
 from flytune.caches.bundle import Bundle
 from flytune.caches.codes import Code
 from flytune.caches.device_profile import may_have_accelerator
 from flytune.caches.directories import variables
 from flytune.caches.home import status_directory
 from flytune.caches.hook import flytune_hook
+from flytune.caches.hook.flytune_files import read_marker
 from flytune.caches.hook.flytune_status import STATUS_VARIABLE, Status
 from flytune.caches.host import Part
-from flytune.caches.manifest import Manifest
+from flytune.caches.installed import DIGEST_PREFIX, installed_path
+from flytune.caches.manifest import MANIFEST_NAME, Manifest
 from flytune.caches.placing import CACHES, place
 from flytune.caches.target import PartResult, PartStatus, Target
 from flytune.caches.variants import compare_parts
@@ -91,6 +94,7 @@ def install(
     compared when it is imported; where it differs, all is set back.
 
     Args:
+        bundle: a path, or `sha256:` and the start of an installed bundle's digest.
         into: the directory to install into; below `$FLYTUNE_HOME`, else
             `~/.cache/flytune`, where None.
         strict: raise where the bundle is not used, but for FLYTUNE_DISABLE.
@@ -171,7 +175,7 @@ def prepare(
         FlytuneError: the bundle is corrupt or cannot be placed, or, when strict, the
             target differs.
     """
-    opened = Bundle.open(bundle)
+    opened = _opened(bundle, into)
     changes = _changes(opened.manifest)
     parts = _compare(opened.manifest, command=command)
     missed = Installed(InstallStatus.MISS, opened.path, parts, digest=opened.digest)
@@ -241,6 +245,24 @@ def served_changes(installed: Installed) -> dict[str, str | None]:
     changes = _with_previous(installed, os.environ)
     changes = _with_children(installed.directory, changes, os.environ)
     return {name: value for name, value, _ in changes}
+
+
+def _opened(bundle: Path | str, into: Path | str | None) -> Bundle:
+    """Open a bundle, or one that is installed by its digest.
+
+    Raises:
+        FlytuneError: there is none, its manifest breaks a rule or is not the one that
+            was installed, or a place is given for what has one.
+    """
+    if not str(bundle).startswith(DIGEST_PREFIX):
+        return Bundle.open(bundle)
+    if into is not None:
+        raise FlytuneError(f"a digest names what is installed already: {bundle}")
+    directory = installed_path(str(bundle))
+    opened = Bundle.open(directory)
+    if opened.digest != read_marker(str(directory))["bundle"]:
+        raise BundleError(Fault.DIGEST, MANIFEST_NAME)
+    return opened
 
 
 def _require_early() -> None:

@@ -81,7 +81,7 @@ def place(bundle: Bundle, directory: Path | None) -> Placed:
             check_private(target.parent)
         if any(path.endswith(".so") for path in _cache_files(bundle.manifest)):
             check_executable(target.parent)
-        with _locked(target.parent / f".{target.name}.lock"):
+        with locked(lock_of(target)):
             placed = _place(bundle, target, own=own)
             # Its time is that of the last use.
             os.utime(target / MARKER_NAME)
@@ -112,7 +112,8 @@ def _place(bundle: Bundle, target: Path, *, own: bool) -> Placed:
 def _install(bundle: Bundle, target: Path) -> None:
     def finish(directory: Path) -> None:
         (directory / CACHES).mkdir(mode=0o700, exist_ok=True)
-        (directory / MANIFEST_NAME).write_bytes(bundle.manifest.to_json())
+        # As it was read, so that its digest is the bundle's.
+        (directory / MANIFEST_NAME).write_bytes(bundle.text)
         (directory / ACTIVATION_NAME).write_bytes(_activation(bundle.manifest))
         _relocate(directory, _groups(bundle.manifest, target), paths)
         _write_marker(bundle.digest, directory, _rows(bundle.manifest, target, {}))
@@ -266,12 +267,35 @@ def _write_marker(
     part.replace(directory / MARKER_NAME)
 
 
+def lock_of(directory: Path) -> Path:
+    """Return the file by which an installed directory is locked while it changes."""
+    return directory.with_name(f".{directory.name}.lock")
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock, whose file is made, against every other process.
+
+    Raises:
+        OSError: the file cannot be made, or another process holds it and `wait` is
+            not set.
+    """
     flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
+    while True:
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # Removed while this one waited: others lock a new file.
+            if not _is_open(path, descriptor):
+                continue
+            yield
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -17,6 +17,9 @@ COMMANDS = (
     ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
     ("install", "bundle_commands:install_command", "Put a bundle in place."),
     ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
+    ("installed", "care_commands:installed_command", "List what is installed."),
+    ("gc", "care_commands:gc_command", "Remove what was not used for longest."),
+    ("why", "care_commands:why_command", "Say what became of a bundle."),
     ("doctor", "doctor_command:doctor_command", "Say what this host is fit for."),
 )
 """Name, where in `flytune.tuner` it is, and its line in `flytune --help`."""

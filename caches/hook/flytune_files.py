@@ -60,7 +60,7 @@ def damaged(
     """Return which files of an installation are not as they were installed.
 
     One that is absent is no damage, but a miss. Timings may be others by now, as
-    serving adds to them, but must be JSON.
+    serving adds to them, but must be of their form.
 
     Args:
         files: what `read_marker` says of them.
@@ -84,7 +84,8 @@ def set_aside(directory: str, paths: Iterable[str]) -> tuple[list[str], list[str
         place = os.path.join(directory, DAMAGED, goes.replace("/", "__"))
         try:
             os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-            _make_room(place)
+            if os.path.lexists(source):
+                _make_room(place)
             os.rename(source, place)
         except FileNotFoundError:
             # Another process, or a file of the same kernel, was faster.
@@ -126,7 +127,7 @@ def _is_whole(directory: str, path: str, row: Sequence[Any], read: bool) -> bool
         if same and not read:
             return True
         if is_timings(path) and not same:
-            return _is_json(file)
+            return _holds_timings(file)
         return size == found.st_size and digest_of(file) == digest
     except FileNotFoundError:
         return True
@@ -134,11 +135,11 @@ def _is_whole(directory: str, path: str, row: Sequence[Any], read: bool) -> bool
         return False
 
 
-def _is_json(path: str) -> bool:
+def _holds_timings(path: str) -> bool:
     try:
         with open(path, "rb") as file:
-            return isinstance(json.loads(file.read()), dict)
-    except (ValueError, RecursionError):
+            return isinstance(json.loads(file.read())["cache"], dict)
+    except (ValueError, RecursionError, LookupError, TypeError):
         return False
 
 

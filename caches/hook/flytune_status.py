@@ -155,24 +155,24 @@ def alive(name: str) -> bool:
     return where != _here() or (pid.isdecimal() and started == _started(int(pid)))
 
 
-def sweep(directory: str, keep: int = _KEPT_OF_THE_DEAD) -> list[str]:
-    """Remove what processes left that are gone, but the rows of the last `keep`.
+def sweep(directory: str) -> None:
+    """Remove what processes left that are gone, but their last rows."""
+    for path in left_over(directory):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
-    Returns the names of the files that were removed.
-    """
+
+def left_over(directory: str) -> list[str]:
+    """Return the files of processes that are gone, but the last rows of them."""
     dead = []
     for entry in os.scandir(directory):
         name, ending = os.path.splitext(entry.name)
         if ending in (".json", ".prom", ".part") and not alive(_plain(name)):
             with contextlib.suppress(OSError):
                 dead.append((entry.stat().st_mtime, entry.path))
-    rows = sorted(path for path in dead if path[1].endswith(".json"))
-    kept = {path for _, path in rows[max(len(rows) - keep, 0) :]}
-    gone = [path for _, path in dead if path not in kept]
-    for path in gone:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    return [os.path.basename(path) for path in gone]
+    rows = sorted(one for one in dead if one[1].endswith(".json"))
+    kept = {path for _, path in rows[max(len(rows) - _KEPT_OF_THE_DEAD, 0) :]}
+    return sorted(path for _, path in dead if path not in kept)
 
 
 def _plain(name: str) -> str:

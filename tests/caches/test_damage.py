@@ -1,0 +1,218 @@
+"""Files of an installed bundle that are damaged: mended, set aside, never loaded."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bundles import installable
+
+from flytune.caches.hook.flytune_files import damaged, read_marker, set_aside
+from flytune.caches.install import attempt, exec_environment, prepare
+from flytune.shapes.errors import FlytuneError
+
+GRAPH = "inductor/fxgraph/ab/fabc/0123"
+TIMINGS = "inductor/cache/5e1f"
+KERNEL = "inductor/triton/0/KEY/mm.cubin"
+GROUP = "inductor/triton/0/KEY/__grp__mm.json"
+LIBRARY = "inductor/xy/cxyz.main.so"
+WHOLE = {
+    GRAPH: b"graph",
+    TIMINGS: b'{"system": {}, "cache": {"mm": {}}}',
+    KERNEL: b"kernel",
+    GROUP: b'{"child_paths": {"mm.cubin": "/elsewhere/mm.cubin"}}',
+    LIBRARY: b"\x7fELF",
+}
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    """Another bit, as a disk that fails has it: size and time are the same."""
+    status = path.stat()
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def rewrite(path: Path) -> None:
+    """Another bit that somebody wrote."""
+    flip(path)
+    os.utime(path, ns=(1, 1))
+
+
+def fold(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return installable(tmp_path, "b", files=WHOLE)
+
+
+def placed(bundle: Path) -> Path:
+    directory = prepare(bundle).directory
+    assert directory is not None
+    return directory
+
+
+def found(directory: Path) -> list[str]:
+    return damaged(str(directory), read_marker(str(directory))["files"])
+
+
+@pytest.mark.parametrize("path", WHOLE)
+@pytest.mark.parametrize("damage", [empty, cut, rewrite, fold])
+def test_what_a_child_finds(
+    bundle: Path, path: str, damage: Callable[[Path], None]
+) -> None:
+    directory = placed(bundle)
+    assert found(directory) == []
+    damage(directory / path)
+    if damage is rewrite and path == TIMINGS:
+        (directory / path).write_bytes(b'{"cache": []}')
+    assert found(directory) == [path]
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_what_is_absent_is_a_miss(bundle: Path, path: str) -> None:
+    directory = placed(bundle)
+    (directory / path).unlink()
+    assert found(directory) == []
+    # An installation has the bundle, and makes it anew.
+    assert prepare(bundle).mended == (path,)
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_an_installation_reads_every_file(bundle: Path, path: str) -> None:
+    directory = placed(bundle)
+    before = (directory / path).read_bytes()
+    flip(directory / path)
+    assert prepare(bundle).mended == (path,)
+    assert (directory / path).read_bytes() == before
+    assert prepare(bundle).mended == ()
+
+
+def test_timings_that_serving_added_are_kept(bundle: Path) -> None:
+    directory = placed(bundle)
+    more = b'{"system": {}, "cache": {"mm": {"m": 1}, "addmm": {}}}'
+    (directory / TIMINGS).write_bytes(more)
+    assert found(directory) == []
+    assert prepare(bundle).mended == ()
+    (directory / GRAPH).unlink()
+    assert prepare(bundle).mended == (GRAPH,)
+    assert (directory / TIMINGS).read_bytes() == more
+    assert prepare(bundle).mended == ()
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_what_the_bundle_cannot_mend_is_set_aside(
+    bundle: Path, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = placed(bundle)
+    flip(directory / path)
+    (bundle / GRAPH).unlink()
+    installed = attempt(bundle)
+    assert (installed.status, installed.set_aside) == ("hit", (path,))
+    said = capsys.readouterr().err
+    assert said == (
+        f"flytune: 1 damaged files of an installed bundle are set aside: {path} "
+        "(FT402)\n"
+    )
+    assert not (directory / path).exists()
+    # It is said once: what is not there is a miss.
+    assert attempt(bundle).set_aside == ()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("path", [KERNEL, GROUP])
+def test_a_kernel_of_tritons_goes_as_a_whole(bundle: Path, path: str) -> None:
+    # Else Inductor, which finds its folder, does not write it anew from the graph.
+    directory = placed(bundle)
+    assert set_aside(str(directory), [KERNEL, GROUP]) == ([KERNEL, GROUP], [])
+    assert not (directory / "inductor/triton/0/KEY").exists()
+    # A second time there is something in the way.
+    shutil.copytree(
+        directory / "damaged/inductor__triton__0__KEY",
+        directory / path.rpartition("/")[0],
+    )
+    assert set_aside(str(directory), [path]) == ([path], [])
+
+
+def served(environment: dict[str, str], code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+
+
+STATUS = (
+    "import torch, os, pathlib, json\n"
+    "folder = pathlib.Path(os.environ['FLYTUNE_STATUS_DIR'])\n"
+    "(path,) = folder.glob(f'{os.getpid()}-*.json')\n"
+    "print(path.read_text())\n"
+)
+
+
+def test_a_child_sets_aside_what_was_damaged_since(bundle: Path) -> None:
+    directory = placed(bundle)
+    environment = exec_environment(prepare(bundle, command=True))
+    empty(directory / LIBRARY)
+    done = served(environment, STATUS)
+    row = json.loads(done.stdout)
+    assert (row["state"], row["code"]) == ("damaged", "FT402")
+    assert row["files"] == {"set_aside": 1}
+    assert done.stderr == (
+        "flytune: 1 damaged files of an installed bundle are set aside: "
+        f"{LIBRARY} (FT402)\n"
+    )
+    assert not (directory / LIBRARY).exists()
+    assert (directory / "damaged/inductor__xy__cxyz.main.so").read_bytes() == b""
+    second = served(environment, STATUS)
+    assert (second.stderr, json.loads(second.stdout)["state"]) == ("", "hit")
+    assert prepare(bundle).mended == (LIBRARY,)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"files": {"a": [1]}, "bundle": ""}'])
+def test_a_child_without_a_marker_serves_plain(bundle: Path, text: bytes) -> None:
+    directory = placed(bundle)
+    environment = exec_environment(prepare(bundle, command=True))
+    (directory / "installed.json").write_bytes(text)
+    code = "import torch, os; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
+    done = served(environment, code)
+    assert done.stdout == "None\n"
+    assert done.stderr.startswith("flytune: bundle not used: ")
+    assert done.stderr.endswith("(FT404)\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_cannot_be_set_aside_is_not_served(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = placed(bundle)
+    (directory / "damaged").write_text("in the way")
+    flip(directory / LIBRARY)
+    (bundle / GRAPH).unlink()
+    with pytest.raises(FlytuneError, match="cannot be set aside"):
+        prepare(bundle)
+    assert attempt(bundle).code == "FT403"
+    assert capsys.readouterr().err.endswith(f"set aside: {LIBRARY} (FT403)\n")
