@@ -15,7 +15,7 @@ from flytune.caches.codes import Code
 from flytune.caches.device_profile import may_have_accelerator
 from flytune.caches.directories import variables
 from flytune.caches.home import status_directory
-from flytune.caches.hook import flytune_hook
+from flytune.caches.hook import flytune_hook, flytune_start
 from flytune.caches.hook.flytune_files import read_marker
 from flytune.caches.hook.flytune_status import STATUS_VARIABLE, Status
 from flytune.caches.host import Part
@@ -115,7 +115,7 @@ def install(
             changes = _with_children(installed.directory, changes, os.environ)
         _apply(changes, os.environ)
         directory = str(installed.directory)
-        flytune_hook.arm(directory, _pairs(changes), status, checked=True)
+        flytune_hook.arm(directory, _pairs(changes), status)
     return installed
 
 
@@ -137,7 +137,7 @@ def attempt(
     Raises:
         FlytuneError: strict, and as `prepare` does.
     """
-    if flytune_hook.is_disabled():
+    if flytune_start.is_disabled():
         off = flytune_hook.SWITCHED_OFF
         return _unused(InstallStatus.DISABLED, bundle, Code(off.code), off.text)
     try:
@@ -350,7 +350,7 @@ def _with_children(
     paths = [hook_path, *filter(None, [environment.get("PYTHONPATH")])]
     more = {
         "PYTHONPATH": os.pathsep.join(paths),
-        flytune_hook.INSTALLED_VARIABLE: str(directory),
+        flytune_start.INSTALLED_VARIABLE: str(directory),
         STATUS_VARIABLE: status_directory(),
     }
     changes = changes + tuple(

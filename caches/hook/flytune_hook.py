@@ -5,6 +5,7 @@ library alone, and nothing newer than Python 3.10. It must never stop the progra
 does not fit disables the bundle with one line.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -17,19 +18,19 @@ if __package__:
     from flytune.caches.hook import (
         flytune_files,
         flytune_imports,
+        flytune_start,
         flytune_status,
         flytune_torch,
     )
 else:  # In the child of a command, where this folder is on the path.
     import flytune_files  # type: ignore[import-not-found, no-redef]
     import flytune_imports  # type: ignore[import-not-found, no-redef]
+    import flytune_start  # type: ignore[import-not-found, no-redef]
     import flytune_status  # type: ignore[import-not-found, no-redef]
     import flytune_torch  # type: ignore[import-not-found, no-redef]
 
 ACTIVATION_NAME = "activation.json"
-INSTALLED_VARIABLE = "FLYTUNE_INSTALLED"
 CHANGES_VARIABLE = "FLYTUNE_CHANGES"
-DISABLE_VARIABLE = "FLYTUNE_DISABLE"
 _CALLBACKS = "torch._dynamo.callback"
 _WATCHED = (
     "torch",
@@ -191,18 +192,15 @@ def _as_listed(value: Any) -> Any:
     return list(value) if isinstance(value, (tuple, set, frozenset)) else value
 
 
-def arm(
-    directory: str, changes: Changes, status: Any, *, checked: bool = False
-) -> None:
-    """Watch this process import torch; what is imported already is checked now.
+def arm(directory: str, changes: Changes, status: Any) -> None:
+    """Watch this process, which installed a bundle just now, import torch.
 
     Args:
-        directory: an installed bundle.
+        directory: the installed bundle, whose files were checked.
         changes: what was set in the environment, to be set back if it does not fit.
         status: of this process, a `flytune_status.Status`.
-        checked: the installed files were checked just now.
     """
-    Hook(directory, changes, status, checked=checked).start()
+    Hook(directory, changes, status, checked=True).start()
 
 
 def armed() -> Any:
@@ -213,34 +211,47 @@ def armed() -> Any:
     return None
 
 
-def arm_from_environment() -> None:
-    """Arm a child process as its parent's environment says."""
-    directory = os.environ.get(INSTALLED_VARIABLE)
-    if not directory:
-        return
+def arm_from_environment(*, unwatchable: str = "") -> None:
+    """Arm a child process as its parent's environment says.
+
+    Args:
+        unwatchable: a module whose import cannot be watched, if any.
+    """
+    directory = os.environ[flytune_start.INSTALLED_VARIABLE]
     status = flytune_status.Status(
         os.environ.get(flytune_status.STATUS_VARIABLE, ""), installed=directory
     )
     try:
-        row = json.loads(os.environ.get(CHANGES_VARIABLE, "{}"))
-        changes = {name: (value, was) for name, (value, was) in row.items()}
+        changes = _inherited()
     except (ValueError, TypeError, AttributeError) as error:
         text = f"{CHANGES_VARIABLE}: {error}"
         say_unused(Reason(flytune_status.ERROR, "FT405", text), status)
         return
-    if is_disabled():
+    if flytune_start.is_disabled():
         restore(changes, os.environ)
         say_unused(SWITCHED_OFF, status)
         return
-    arm(directory, changes, status)
+    hook = Hook(directory, changes, status, checked=False)
+    if unwatchable:
+        hook.unwatchable(unwatchable)
+    else:
+        hook.start()
 
 
-SWITCHED_OFF = Reason(flytune_status.DISABLED, "FT501", f"{DISABLE_VARIABLE} is set")
+def restore_from_environment() -> None:
+    """Set back what this process's parent set, if that can be read."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        restore(_inherited(), os.environ)
 
 
-def is_disabled() -> bool:
-    """Whether the environment says to do without any bundle."""
-    return os.environ.get(DISABLE_VARIABLE, "") not in ("", "0")
+def _inherited() -> Changes:
+    row = json.loads(os.environ.get(CHANGES_VARIABLE, "{}"))
+    return {name: (value, was) for name, (value, was) in row.items()}
+
+
+SWITCHED_OFF = Reason(
+    *(flytune_status.DISABLED, "FT501", f"{flytune_start.DISABLE_VARIABLE} is set")
+)
 
 
 def say_unused(reason: Reason, status: Any) -> None:

@@ -4,9 +4,13 @@ Standard library alone, and nothing newer than Python 3.10: as the hook.
 """
 
 import sys
-import threading
+from _thread import get_ident
 from collections.abc import Iterable
-from typing import Any
+
+# typing takes as long to load as all the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class AfterImport:
@@ -16,9 +20,11 @@ class AfterImport:
         self._waiting = set(names)
         self._finding: set[tuple[int, str]] = set()
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self, fullname: str, path: "Any" = None, target: "Any" = None
+    ) -> "Any":
         """Return what the other finders find, set to call back once it ran."""
-        key = (threading.get_ident(), fullname)
+        key = (get_ident(), fullname)
         if fullname not in self._waiting or key in self._finding:
             return None
         self._finding.add(key)
@@ -30,7 +36,7 @@ class AfterImport:
             self._watch(spec.loader, fullname)
         return spec
 
-    def loaded(self, module: Any) -> None:
+    def loaded(self, module: "Any") -> None:
         """Look at a module that was imported; it may be told more than once."""
         raise NotImplementedError
 
@@ -50,7 +56,7 @@ class AfterImport:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
-    def _found(self, fullname: str, path: Any, target: Any) -> Any:
+    def _found(self, fullname: str, path: "Any", target: "Any") -> "Any":
         for finder in tuple(sys.meta_path):
             find = getattr(finder, "find_spec", None)
             spec = find(fullname, path, target) if find and finder is not self else None
@@ -58,10 +64,10 @@ class AfterImport:
                 return spec
         return None
 
-    def _watch(self, loader: Any, fullname: str) -> None:
+    def _watch(self, loader: "Any", fullname: str) -> None:
         execute = loader.exec_module
 
-        def exec_module(module: Any) -> None:
+        def exec_module(module: "Any") -> None:
             execute(module)
             self.loaded(module)
 

@@ -20,5 +20,5 @@ def _next_sitecustomize() -> None:
 
 # An older Python holds no torch that a bundle is for, and cannot read the hook.
 if sys.hexversion >= 0x030A0000:
-    importlib.import_module("flytune_hook").arm_from_environment()
+    importlib.import_module("flytune_start").start()
 _next_sitecustomize()

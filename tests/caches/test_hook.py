@@ -197,7 +197,8 @@ def test_damaged_variable_never_stops_the_program(tmp_path: Path, changes: str) 
         "FLYTUNE_CHANGES": changes,
         "PYTHONPATH": hook_folder(),
     }
-    live, log = run("print(1)", env=env)
+    assert run("print(1)", env=env) == (1, "")
+    live, log = run("import torch; print(1)", env=env)
     assert live == 1
     assert log.startswith("flytune: bundle not used: FLYTUNE_CHANGES: ")
 
@@ -217,7 +218,9 @@ def test_next_sitecustomize_runs(tmp_path: Path) -> None:
 
 
 def test_hook_needs_the_standard_library_alone(tmp_path: Path) -> None:
-    code = "import flytune_hook, sys; print(int('flytune' in sys.modules))"
+    code = (
+        "import flytune_hook, flytune_start, sys; print(int('flytune' in sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         capture_output=True,
