@@ -1,6 +1,8 @@
 """A bundle on disk, a directory or one `.tar.zst`: read and placed after checks."""
 
 import errno
+import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -27,6 +29,8 @@ from flytune.shapes.errors import FlytuneError
 ARCHIVE_SUFFIX = ".tar.zst"
 TEMPORARY = ".flytune-"
 """In the name of what is being written, between the final name and random letters."""
+# Of <linux/fs.h>: share another file's blocks, each copied when it is written.
+_FICLONE = 0x40049409
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -212,6 +216,9 @@ class _Input:
         except OSError as error:
             raise _unreadable(self._path, error) from error
 
+    def fileno(self) -> int:
+        return self._file.fileno()
+
 
 class _FileContent:
     def __init__(self, source: _Input) -> None:
@@ -219,6 +226,14 @@ class _FileContent:
 
     def read(self) -> bytes:
         return self._source.read(COPY_BYTES)
+
+    def share_with(self, target: IO[bytes]) -> bool:
+        """Let an empty file hold the same blocks, where the file system can do that."""
+        try:
+            fcntl.ioctl(target.fileno(), _FICLONE, self._source.fileno())
+        except OSError:
+            return False
+        return True
 
 
 def _unreadable(path: Path, error: OSError) -> FlytuneError:
@@ -246,13 +261,21 @@ def _copy(
     target = None if directory is None else directory / name
     if target is not None:
         make_private(target.parent)
-    with open(os.devnull if target is None else target, "wb") as file:
-        while part := content.read():
+    with open(os.devnull if target is None else target, "w+b") as file:
+        shared = (
+            target is not None
+            and isinstance(content, _FileContent)
+            and content.share_with(file)
+        )
+        # What is checked is what was placed: the source may change by now.
+        read = functools.partial(file.read, COPY_BYTES) if shared else content.read
+        while part := read():
             left -= len(part)
             if left < 0:
                 raise BundleError(Fault.SIZE, repr(name))
             digest.update(part)
-            file.write(part)
+            if not shared:
+                file.write(part)
         if target is not None:
             os.fchmod(file.fileno(), 0o600)
     if left or digest.hexdigest() != entry.sha256:

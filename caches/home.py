@@ -38,7 +38,13 @@ def flytune_home() -> Path:
 def status_directory() -> str:
     """Return where processes say what became of their bundles; empty for nowhere."""
     named = os.environ.get(STATUS_VARIABLE)
-    return str(flytune_home() / "status") if named is None else named
+    if named is not None:
+        return named
+    try:
+        return str(flytune_home() / "status")
+    except OSError:
+        # A relative home below a working directory that is gone.
+        return ""
 
 
 def check_private(directory: Path) -> None:
@@ -57,19 +63,20 @@ def check_private(directory: Path) -> None:
         )
 
 
-def check_temporary(directory: Path) -> None:
-    """Refuse what somebody else put where a user without a home installs.
+def make_temporary(directory: Path) -> None:
+    """Make the home of a user without one; refuse what somebody else put there.
 
     Args:
         directory: one that a bundle is to be installed in, which may be elsewhere.
 
     Raises:
         FlytuneError: as `check_private`, or it is a link.
-        OSError: it cannot be looked at.
+        OSError: it cannot be made.
     """
     home = _temporary_home()
     if home not in directory.parents:
         return
+    home.mkdir(mode=0o700, exist_ok=True)
     if home.is_symlink():
         raise FlytuneError(
             f"directory is a link: {home}", hint=_HINT, code=Code.NOT_PRIVATE
@@ -102,8 +109,8 @@ def without_exec(directory: Path) -> bool:
 
 
 def existing(directory: Path) -> Path:
-    """Return a directory, else the nearest above it that is there."""
-    while not directory.exists() and directory != directory.parent:
+    """Return a directory, else the nearest above it that is seen to be there."""
+    while not os.path.exists(directory) and directory != directory.parent:
         directory = directory.parent
     return directory
 

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -105,18 +105,20 @@ def install(
         FlytuneError: strict, and the bundle is corrupt, cannot be placed or is for
             another target, or Inductor is imported already.
     """
-    installed = attempt(bundle, into, strict=strict, in_process=True)
-    status = status_of(installed)
-    if installed.directory is not None:
-        if (earlier := flytune_hook.armed()) is not None:
-            earlier.disable(None)
-        changes = _with_previous(installed, os.environ)
-        if children:
-            changes = _with_children(installed.directory, changes, os.environ)
-        _apply(changes, os.environ)
-        directory = str(installed.directory)
-        flytune_hook.arm(directory, _pairs(changes), status)
-    return installed
+
+    def armed() -> Installed:
+        if "torch._inductor" in sys.modules:
+            raise FlytuneError(
+                "torch._inductor is imported already",
+                hint="call flytune.caches.install before the first import of torch",
+                code=Code.TOO_LATE,
+            )
+        installed = prepare(bundle, into, strict=strict)
+        if installed.directory is not None:
+            _arm(installed, children=children)
+        return installed
+
+    return _guarded(bundle, armed, strict=strict)
 
 
 def attempt(
@@ -125,36 +127,60 @@ def attempt(
     *,
     strict: bool = False,
     command: bool = False,
-    in_process: bool = False,
 ) -> Installed:
     """Place a bundle, or say in one line why serving goes on without it.
 
     Args:
         strict: raise where it is not used, but for FLYTUNE_DISABLE.
         command: as for `prepare`.
-        in_process: it is for this process, which must not have imported Inductor.
 
     Raises:
         FlytuneError: strict, and as `prepare` does.
     """
+
+    def prepared() -> Installed:
+        return prepare(bundle, into, strict=strict, command=command)
+
+    return _guarded(bundle, prepared, strict=strict)
+
+
+def _guarded(
+    bundle: Path | str, work: Callable[[], Installed], *, strict: bool
+) -> Installed:
+    """Run an installation; where it fails say so, and let serving go on."""
     if flytune_start.is_disabled():
         off = flytune_hook.SWITCHED_OFF
-        return _unused(InstallStatus.DISABLED, bundle, Code(off.code), off.text)
-    try:
-        if in_process:
-            _require_early()
-        return prepare(bundle, into, strict=strict, command=command)
-    except FlytuneError as error:
-        if strict:
-            raise
-        code = Code.INTERNAL if error.code is None else Code(error.code)
-        return _unused(InstallStatus.ERROR, bundle, code, str(error))
-    # Whatever fails here, serving must go on as it would have without a bundle.
-    except Exception as error:
-        if strict:
-            raise
-        text = f"{type(error).__name__}: {error}"
-        return _unused(InstallStatus.ERROR, bundle, Code.INTERNAL, text)
+        installed = _unused(InstallStatus.DISABLED, bundle, Code(off.code), off.text)
+    else:
+        try:
+            installed = work()
+        except FlytuneError as error:
+            if strict:
+                raise
+            code = Code.INTERNAL if error.code is None else Code(error.code)
+            installed = _unused(InstallStatus.ERROR, bundle, code, str(error))
+        # Whatever fails here, serving must go on as it would have without a bundle.
+        except Exception as error:
+            if strict:
+                raise
+            text = f"{type(error).__name__}: {error}"
+            installed = _unused(InstallStatus.ERROR, bundle, Code.INTERNAL, text)
+    if installed.directory is None:
+        status_of(installed).write()
+    return installed
+
+
+def _arm(installed: Installed, *, children: bool) -> None:
+    if (earlier := flytune_hook.armed()) is not None:
+        earlier.disable(None)
+    changes = _with_previous(installed, os.environ)
+    directory = str(installed.directory)
+    if children:
+        changes = _with_children(directory, changes, os.environ)
+    status = status_of(installed)
+    _apply(changes, os.environ)
+    status.write()
+    flytune_hook.arm(directory, _pairs(changes), status)
 
 
 def prepare(
@@ -200,9 +226,10 @@ def prepare(
 
 
 def status_of(installed: Installed) -> Status:
-    """Return this process's status, and write its files."""
-    directory = str(installed.directory or "")
-    status = Status(status_directory(), installed.digest, directory)
+    """Return what is to be told of this process, not yet written."""
+    status = Status(
+        status_directory(), installed.digest, str(installed.directory or "")
+    )
     if installed.mended:
         status.files["mended"] = len(installed.mended)
         status.count(Code.MENDED)
@@ -213,7 +240,6 @@ def status_of(installed: Installed) -> Status:
             {"part": p.part, "built": p.built, "live": p.live} for p in installed.misses
         ]
         status.fail(installed.status, installed.code, installed.reason, *parts)
-    status.write()
     return status
 
 
@@ -243,7 +269,7 @@ def served_changes(installed: Installed) -> dict[str, str | None]:
     if installed.directory is None:
         raise FlytuneError(f"bundle was not installed: {installed.bundle}")
     changes = _with_previous(installed, os.environ)
-    changes = _with_children(installed.directory, changes, os.environ)
+    changes = _with_children(str(installed.directory), changes, os.environ)
     return {name: value for name, value, _ in changes}
 
 
@@ -263,15 +289,6 @@ def _opened(bundle: Path | str, into: Path | str | None) -> Bundle:
     if opened.digest != read_marker(str(directory))["bundle"]:
         raise BundleError(Fault.DIGEST, MANIFEST_NAME)
     return opened
-
-
-def _require_early() -> None:
-    if "torch._inductor" in sys.modules:
-        raise FlytuneError(
-            "torch._inductor is imported already",
-            hint="call flytune.caches.install before the first import of torch",
-            code=Code.TOO_LATE,
-        )
 
 
 def _unused(
@@ -344,13 +361,13 @@ def _with_previous(
 
 
 def _with_children(
-    directory: Path, changes: tuple[Change, ...], environment: Mapping[str, str]
+    directory: str, changes: tuple[Change, ...], environment: Mapping[str, str]
 ) -> tuple[Change, ...]:
     hook_path = str(Path(flytune_hook.__file__).parent)
     paths = [hook_path, *filter(None, [environment.get("PYTHONPATH")])]
     more = {
         "PYTHONPATH": os.pathsep.join(paths),
-        flytune_start.INSTALLED_VARIABLE: str(directory),
+        flytune_start.INSTALLED_VARIABLE: directory,
         STATUS_VARIABLE: status_directory(),
     }
     changes = changes + tuple(

@@ -16,8 +16,8 @@ from flytune.caches.codes import Code
 from flytune.caches.home import (
     check_executable,
     check_private,
-    check_temporary,
     default_directory,
+    make_temporary,
 )
 from flytune.caches.hook.flytune_files import (
     MARKER_NAME,
@@ -75,8 +75,8 @@ def place(bundle: Bundle, directory: Path | None) -> Placed:
     target = default_directory(bundle.digest) if directory is None else directory
     target = target.absolute()
     with writing(target):
+        make_temporary(target)
         make_private(target.parent)
-        check_temporary(target)
         if own:
             check_private(target.parent)
         if any(path.endswith(".so") for path in _cache_files(bundle.manifest)):

@@ -73,9 +73,10 @@ def exec_command(
     COMMAND runs all the same, unless --strict is given.
     """
     installed = attempt(bundle, into, strict=strict, command=True)
-    # The command is this very process, and its file is found by the same number.
-    status_of(installed)
     hit = installed.directory is not None
+    if hit:
+        # The command is this very process, and is found by the same number.
+        status_of(installed).write()
     if installed.held >= 0:
         os.set_inheritable(installed.held, True)
     environment = exec_environment(installed) if hit else dict(os.environ)

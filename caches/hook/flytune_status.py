@@ -93,7 +93,8 @@ class Status:
             path = os.path.join(self.directory, name)
             _write(f"{path}.json", json.dumps(self.row(), sort_keys=True) + "\n")
             _write(f"{path}.prom", self.metrics())
-        except (OSError, ValueError):
+        # Whatever fails here, the program has nothing to do with it.
+        except Exception:
             self.directory = ""
 
     def row(self) -> dict[str, Any]:
