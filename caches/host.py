@@ -69,7 +69,7 @@ def software(torch_key: str | None) -> dict[str, Part]:
         "driver": _driver(),
         "python_abi": sysconfig.get_config_var("SOABI"),
         "glibc": _glibc(),
-        "compiler": _compiler(),
+        "compiler": compiler(),
     }
 
 
@@ -143,7 +143,8 @@ def _glibc() -> str | None:
     return os.confstr("CS_GNU_LIBC_VERSION")
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """Return the C++ compiler that Inductor takes, with its version, if it runs."""
     name = os.environ.get("CXX", "g++")
     try:
         found = subprocess.run(

@@ -23,7 +23,7 @@ from flytune.caches.installed import DIGEST_PREFIX, installed_path
 from flytune.caches.manifest import MANIFEST_NAME, Manifest
 from flytune.caches.placing import CACHES, place
 from flytune.caches.target import PartResult, PartStatus, Target
-from flytune.caches.variants import compare_parts
+from flytune.caches.variants import code_of, compare_parts, refusals
 from flytune.shapes.errors import FlytuneError
 
 # What the parent of a command can know of it; its Python may be another one.
@@ -207,7 +207,7 @@ def prepare(
     missed = Installed(InstallStatus.MISS, opened.path, parts, digest=opened.digest)
     if missed.misses:
         reason = "; ".join(map(str, missed.misses))
-        code = _code_of(missed.misses[0])
+        code = code_of(missed.misses[0])
         if strict:
             raise FlytuneError(f"bundle is for another target: {reason}", code=code)
         flytune_hook.say(f"bundle not used: {reason} ({code})")
@@ -298,12 +298,6 @@ def _unused(
     return Installed(status, Path(bundle), (), code=code, reason=reason)
 
 
-def _code_of(miss: PartResult) -> Code:
-    owner = miss.part.partition(".")[0]
-    codes = {"hardware": Code.HARDWARE, "bundle": Code.COMPILED_ONLY}
-    return codes.get(owner, Code.STAND_IN if miss.part == owner else Code.SOFTWARE)
-
-
 def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:
     # An accelerator cannot be asked without torch: its parts stay unknown here, and
     # Inductor's own keys hold them.
@@ -318,19 +312,7 @@ def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:
         or result.part.startswith("hardware.")
         or result.part in _HOST_SOFTWARE
     )
-    if manifest.compiled_only:
-        only = PartResult(
-            *("bundle", PartStatus.MISS, "another build", "serving"),
-            reason="its candidates are compiled, and nothing is tuned or baked",
-        )
-        return (only, *parts)
-    if manifest.software == "serving":
-        return parts
-    stand_in = PartResult(
-        *("software", PartStatus.MISS, manifest.software, "serving"),
-        reason="kernels hit only under the wheels that built them",
-    )
-    return (stand_in, *parts)
+    return (*refusals(manifest), *parts)
 
 
 def _changes(manifest: Manifest) -> tuple[Change, ...]:

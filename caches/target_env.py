@@ -42,7 +42,7 @@ def check_target_env(environment: Path, software: Mapping[str, Part]) -> None:
     if environment.is_file():
         found = _captured(environment)
     else:
-        found = _asked(environment / "bin" / "python")
+        found = asked(environment / "bin" / "python")
     if untold := [name for name in _DECIDE if name not in found]:
         raise FlytuneError(
             f"the serving environment does not tell its {untold[0]}: {environment}"
@@ -56,7 +56,12 @@ def check_target_env(environment: Path, software: Mapping[str, Part]) -> None:
             )
 
 
-def _asked(python: Path) -> Mapping[str, Any]:
+def asked(python: Path) -> Mapping[str, Any]:
+    """Return what decides whether kernels hit under a Python, as it tells itself.
+
+    Raises:
+        FlytuneError: it does not answer.
+    """
     try:
         done = subprocess.run(
             [str(python), "-c", _ASK],

@@ -9,6 +9,7 @@ is installed there.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from flytune.caches.codes import Code
 from flytune.caches.host import installed
 from flytune.caches.manifest import Manifest
 from flytune.caches.policy import ServingPolicy, inductor_without_flydsl
@@ -52,3 +53,28 @@ def compare_parts(manifest: Manifest, live: Target) -> tuple[PartResult, ...]:
         else part
         for part in parts
     )
+
+
+def refusals(manifest: Manifest) -> tuple[PartResult, ...]:
+    """Return why a bundle serves no host, as parts of it that differ."""
+    found = []
+    if manifest.compiled_only:
+        why = "its candidates are compiled, and nothing is tuned or baked"
+        found.append(("bundle", "another build", why))
+    elif manifest.software != "serving":
+        why = "kernels hit only under the wheels that built them"
+        found.append(("software", manifest.software, why))
+    return tuple(
+        PartResult(part, PartStatus.MISS, built, "serving", reason=why)
+        for part, built, why in found
+    )
+
+
+def code_of(part: PartResult) -> Code | None:
+    """Return the code of a part that differs; None of one that does not."""
+    if part.status is not PartStatus.MISS:
+        return None
+    codes = {"bundle": Code.COMPILED_ONLY, "software": Code.STAND_IN}
+    owner = part.part.partition(".")[0]
+    of_owner = Code.HARDWARE if owner == "hardware" else Code.SOFTWARE
+    return codes.get(part.part, of_owner)

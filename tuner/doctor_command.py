@@ -2,18 +2,22 @@
 
 import json
 import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from flytune.tuner.masks import confusion, contradiction
-
 if TYPE_CHECKING:
     from flytune.caches.device_profile import DeviceProfile
+    from flytune.caches.target import PartResult
+    from flytune.tuner.findings import Finding
 
 
 @click.command("doctor")
+@click.argument("bundle", required=False)
 @click.option(
     "--profile",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -21,67 +25,142 @@ if TYPE_CHECKING:
     help="Write the first accelerator's profile, which --target takes on a host "
     "without one.",
 )
-def doctor_command(profile: Path | None) -> None:
-    """Say what this host is, and whether flytune can work here.
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line")
+def doctor_command(bundle: str | None, profile: Path | None, as_json: bool) -> None:
+    """Say what this host is, what would be tuned, and whether flytune can work here.
+
+    Of BUNDLE say part by part whether it is for this host; nothing is placed.
 
     Exits 1 if something is wrong, with a line for each; what is only to be known is
     a note.
     """
-    from flytune.caches.bundle import writing
     from flytune.caches.device_profile import live_profile
-    from flytune.caches.target import Target
-    from flytune.shapes.errors import FlytuneError
-    from flytune.tuner.support import support_lines
+    from flytune.tuner.findings import findings
 
+    if bundle is not None:
+        _compare(bundle, as_json)
+        return
     live = live_profile()
     if profile is not None:
-        if live is None:
-            raise FlytuneError("no accelerator here, or torch cannot use it")
-        if profile.exists():
-            raise FlytuneError(f"output exists: {profile}", hint="remove it")
-        with writing(profile):
-            profile.write_text(json.dumps(live.to_json(), indent=2) + "\n")
-        click.echo(f"profile  {live.product}: {profile}")
+        _write_profile(profile, live)
         return
+    found = findings(live)
+    _tell_host(live, as_json)
+    _tell_findings(found, as_json)
+    if any(finding.level == "wrong" for finding in found):
+        raise click.exceptions.Exit(1)
+
+
+def _write_profile(path: Path, live: "DeviceProfile | None") -> None:
+    from flytune.caches.bundle import writing
+    from flytune.shapes.errors import FlytuneError
+
+    if live is None:
+        raise FlytuneError("no accelerator here, or torch cannot use it")
+    if path.exists():
+        raise FlytuneError(f"output exists: {path}", hint="remove it")
+    with writing(path):
+        path.write_text(json.dumps(live.to_json(), indent=2) + "\n")
+    click.echo(f"profile  {live.product}: {path}")
+
+
+def _tell_host(live: "DeviceProfile | None", as_json: bool) -> None:
+    from flytune.caches.target import Target
+    from flytune.tuner.support import support_lines
+
     target = Target.live("cpu" if live is None else live.kind, threads=None)
+    tuned = would_tune(live)
+    if as_json:
+        click.echo(json.dumps({"row": "host", **target.to_json()}))
+        click.echo(json.dumps({"row": "build", **tuned}))
+        return
     for name, value in {**target.hardware, **target.software}.items():
         if value is not None:
             text = " ".join(value) if isinstance(value, tuple) else value
             click.echo(f"{name:<15} {text}")
+    click.echo("\nflytune build --model M would take:")
+    for name, value in tuned.items():
+        click.echo(f"{name:<15} {value}")
     click.echo("\n" + "\n".join(support_lines()))
-    for line in notes(live):
-        click.echo(f"note: {line}", err=True)
-    wrong = problems()
-    for line in wrong:
-        click.echo(f"wrong: {line}", err=True)
-    if wrong:
-        raise click.exceptions.Exit(1)
 
 
-def problems() -> tuple[str, ...]:
-    """Return what is wrong with this host's environment, a line each."""
-    from flytune.caches.compat import require_torch
-    from flytune.shapes.errors import FlytuneError
-
-    found = []
-    try:
-        require_torch()
-    except FlytuneError as error:
-        found.append(str(error))
-    found.append(contradiction(os.environ))
-    return tuple(filter(None, found))
-
-
-def notes(live: "DeviceProfile | None") -> tuple[str, ...]:
-    """Return what is legal here and better known, a line each.
+def would_tune(live: "DeviceProfile | None") -> Mapping[str, Any]:
+    """Return what a build without options tunes here.
 
     Args:
         live: The accelerator at hand.
     """
-    found = [confusion(os.environ)]
-    if live is not None and live.vendor == "amd" and not live.board:
-        found.append(
-            "amdsmi, which comes with ROCm, tells nothing of this GPU: clocks, "
-            "temperatures, throttling and partitions will not be recorded"
-        )
-    return tuple(filter(None, found))
+    from flytune.caches.home import flytune_home
+    from flytune.caches.policy import CUDA_POLICY
+
+    device = "the CPU" if live is None else live.product
+    candidates = "ATen and C++" if live is None else "ATen and Triton"
+    if live is not None and live.vendor == "amd":
+        candidates = "ATen, Triton and FlyDSL"
+    return {
+        "device": device,
+        "policy": "unfrozen" if live is None else CUDA_POLICY,
+        "candidates": candidates,
+        "tokens": "1 to 256 by powers of two",
+        "threads": len(os.sched_getaffinity(0)),
+        "work": str(flytune_home() / "work"),
+    }
+
+
+def _tell_findings(found: "Sequence[Finding]", as_json: bool) -> None:
+    from flytune.caches.codes import EXPLAINED
+
+    for level, code, text in found:
+        action = EXPLAINED[code].action
+        if as_json:
+            row = {"row": level, "code": code, "text": text, "action": action}
+            click.echo(json.dumps(row))
+        else:
+            click.echo(f"{level}: {text} ({code})\nhint: {action}", err=True)
+
+
+def _compare(path: str, as_json: bool) -> None:
+    """Tell how this host stands to a bundle's target; end with 1 if it would miss."""
+    from flytune.caches.bundle import Bundle
+    from flytune.caches.target import PartStatus
+    from flytune.caches.variants import code_of
+
+    parts = compared(Bundle.open(path).manifest)
+    for part in parts:
+        code = code_of(part)
+        if as_json:
+            click.echo(
+                json.dumps(
+                    {
+                        **{"row": "part", "part": part.part, "status": part.status},
+                        **{"built": part.built, "live": part.live},
+                        **{"code": code, "reason": part.reason},
+                    }
+                )
+            )
+        elif part.status is PartStatus.HIT:
+            click.echo(f"hit      {part.part}")
+        elif code is None:
+            click.echo(f"{part.status:<8} {part}; {part.reason}")
+        else:
+            click.echo(f"{part.status:<8} {part} ({code}); {part.reason}")
+    if any(part.status is PartStatus.MISS for part in parts):
+        raise click.exceptions.Exit(1)
+
+
+def compared(manifest: Any) -> "tuple[PartResult, ...]":
+    """Compare this host, its torch asked in a process of its own, with a bundle.
+
+    Raises:
+        FlytuneError: torch cannot be asked.
+    """
+    from flytune.caches.target import Target
+    from flytune.caches.target_env import asked
+    from flytune.caches.variants import compare_parts, refusals
+
+    kind = str(manifest.target["hardware"].get("kind"))
+    live = Target.live(kind, threads=manifest.policy.get("threads"))
+    keys = asked(Path(sys.executable))
+    known = {name: keys.get(name) for name in ("torch_key", "triton_key")}
+    live = replace(live, software={**live.software, **known})
+    return (*refusals(manifest), *compare_parts(manifest, live))

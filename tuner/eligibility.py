@@ -49,7 +49,7 @@ _OF_CONFIG = (
 )
 NOT_ASKED = "its lowering asks for no FlyDSL template"
 """Of a list whose op, or whose way to it, Inductor has no FlyDSL kernel for."""
-_FIRST_TORCH = (2, 15)
+FIRST_TORCH = (2, 15)
 # Whose properties stand for those of any of the vendor's devices.
 _ANY_OF_AMD = "mi355x"
 MODULE = "flytune.tuner.eligibility"
@@ -205,8 +205,8 @@ def require_flydsl(arch: str) -> str:
         FlytuneError: FlyDSL is absent, refused by Inductor or broken, this torch has
             no templates of it, or there are none for the architecture.
     """
-    if release(torch_version()) < _FIRST_TORCH:
-        first = ".".join(map(str, _FIRST_TORCH))
+    if release(torch_version()) < FIRST_TORCH:
+        first = ".".join(map(str, FIRST_TORCH))
         raise FlytuneError(
             f"torch {torch_version()} has no FlyDSL templates",
             hint=f"install torch {first}, or leave FLYDSL out of --backends",

@@ -2,6 +2,7 @@
 
 import os
 
+from flytune.caches.codes import Code
 from flytune.caches.device_profile import (
     DeviceProfile,
     find_profile,
@@ -14,7 +15,7 @@ from flytune.tuner.vendors import AMD, VENDORS
 
 # `is_big_gpu` in torch/_inductor/utils.py: a smaller one gets no templates.
 _LEAST_UNITS = 68
-_AMD_ARCHS = ("gfx950",)
+AMD_ARCHS = ("gfx950",)
 
 
 def device_for(options: BuildOptions) -> DeviceProfile | None:
@@ -79,11 +80,8 @@ def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
         _check_amd(profile, options)
     elif "FLYDSL" in (options.backends or ()):
         raise FlytuneError(f"FlyDSL is for AMD GPUs, and this is {profile.product}")
-    if _units(profile) < _LEAST_UNITS:
-        raise FlytuneError(
-            f"Inductor does not tune on so small a device: {profile.product} has "
-            f"{_units(profile)} multiprocessors, and {_LEAST_UNITS} are needed"
-        )
+    if small := is_small(profile):
+        raise FlytuneError(small, code=Code.SMALL_GPU)
     if options.policy == "frozen":
         raise FlytuneError(
             f"the frozen policy is for CPUs, and this is for {profile.product}",
@@ -94,10 +92,10 @@ def _check_tunable(profile: DeviceProfile, options: BuildOptions) -> None:
 def _check_amd(profile: DeviceProfile, options: BuildOptions) -> None:
     if not options.runs_nothing:
         AMD.refuse_other_masks(os.environ)
-    if profile.arch not in _AMD_ARCHS:
+    if profile.arch not in AMD_ARCHS:
         raise FlytuneError(
             f"no builds for this architecture: {profile.arch}",
-            hint=f"known are {', '.join(_AMD_ARCHS)}",
+            hint=f"known are {', '.join(AMD_ARCHS)}",
         )
     if _wants_flydsl(options):
         require_flydsl(profile.arch)
@@ -123,5 +121,12 @@ def _wants_flydsl(options: BuildOptions) -> bool:
     return options.backends is None or "FLYDSL" in options.backends
 
 
-def _units(profile: DeviceProfile) -> int:
-    return int(profile.properties["multi_processor_count"])
+def is_small(profile: DeviceProfile) -> str:
+    """Say that Inductor does not tune on so small a device; nothing if it does."""
+    units = int(profile.properties["multi_processor_count"])
+    if units >= _LEAST_UNITS:
+        return ""
+    return (
+        f"Inductor does not tune on so small a device: {profile.product} has {units} "
+        f"multiprocessors, and {_LEAST_UNITS} are needed"
+    )

@@ -14,6 +14,8 @@ _REASONS: Mapping[int, str] = {
     0x40: "thermal, by hardware",
     0x80: "power brake",
 }
+# Of the last second; what a desktop takes is less.
+_BUSY_PERCENT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,29 @@ class NvidiaTelemetry:
             )
         except nvml.NVMLError:
             return Reading()
+
+
+def users() -> tuple[str, ...]:
+    """Say which NVIDIA GPUs of this host others use, a line each; never raises."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return ()
+    lines = []
+    try:
+        nvml.nvmlInit()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            if running or busy >= _BUSY_PERCENT:
+                pids = ", ".join(str(process.pid) for process in running) or "unknown"
+                lines.append(
+                    f"GPU {index} is used, {busy} % of the time, by processes: {pids}"
+                )
+    except nvml.NVMLError:
+        pass
+    return tuple(lines)
 
 
 def _open(uuid: str) -> tuple[Any, Any]:

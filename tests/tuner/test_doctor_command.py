@@ -11,7 +11,7 @@ from flytune.caches import device_profile, target
 from flytune.caches.device_profile import DeviceProfile, find_profile
 from flytune.caches.target import Target
 from flytune.tuner.cli import main
-from flytune.tuner.doctor_command import notes, problems
+from flytune.tuner.findings import findings
 from flytune.tuner.masks import CUDA, HIP, MASKS, ROCR
 from flytune.tuner.support import SUPPORT, support_lines, support_markdown
 
@@ -20,6 +20,12 @@ from flytune.tuner.support import SUPPORT, support_lines, support_markdown
 def unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MASKS:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a host with nothing wrong, whatever this one has."""
+    monkeypatch.setattr("flytune.tuner.findings.host_findings", tuple)
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def doctor(*arguments: object) -> Result:
 def test_a_host_in_words() -> None:
     result = doctor()
     assert (result.exit_code, result.stderr) == (0, "")
-    host, table = result.stdout.split("\n\n")
+    host, build, table = result.stdout.split("\n\n")
     rows = dict(line.split(maxsplit=1) for line in host.splitlines())
     here = Target.here(threads=None)
     assert rows["kind"] == "cpu"
@@ -58,6 +64,9 @@ def test_a_host_in_words() -> None:
     known = {**here.hardware, **here.software}.items()
     assert rows.keys() == {name for name, value in known if value is not None}
     assert tuple(table.splitlines()) == support_lines()
+    first, *taken = build.splitlines()
+    assert first == "flytune build --model M would take:"
+    assert taken[:2] == ["device          the CPU", "policy          unfrozen"]
 
 
 def test_the_readme_says_what_runs_where() -> None:
@@ -100,7 +109,9 @@ def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "none" / "profile.json"
     result = doctor("--profile", path)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"error: cannot write: {path}: No such file or directory\n"
+    assert result.stderr == (
+        f"error: cannot write: {path}: No such file or directory (FT302)\n"
+    )
 
 
 @pytest.mark.usefixtures("present")
@@ -129,7 +140,7 @@ def test_masks_that_agree(
 ) -> None:
     for name, value in masks.items():
         monkeypatch.setenv(name, value)
-    assert (problems(), notes(None)) == ((), ())
+    assert findings(None) == ()
 
 
 @pytest.mark.usefixtures("absent")
@@ -164,10 +175,10 @@ def test_masks_that_contradict_each_other(
 ) -> None:
     for name, value in masks.items():
         monkeypatch.setenv(name, value)
-    assert problems() == (line,)
-    assert notes(None) == ()
+    assert findings(None) == (("wrong", "FT703", line),)
     result = doctor()
-    assert (result.exit_code, result.stderr) == (1, f"wrong: {line}\n")
+    said = f"wrong: {line} (FT703)\nhint: set one of them\n"
+    assert (result.exit_code, result.stderr) == (1, said)
     assert result.stdout.startswith("kind            cpu\n")
 
 
@@ -187,21 +198,25 @@ def test_masks_that_filter_one_after_the_other(
 ) -> None:
     for name, value in masks.items():
         monkeypatch.setenv(name, value)
-    assert problems() == ()
     result = doctor()
     assert (result.exit_code, result.stderr) == (
         0,
         f"note: {ROCR}={masks[ROCR]} filters first, and {counting} counts in what is "
-        f"left; timing on an AMD GPU takes {HIP} alone\n",
+        f"left; timing on an AMD GPU takes {HIP} alone (FT704)\n"
+        "hint: set one of them\n",
     )
 
 
-def test_an_amd_gpu_that_amdsmi_tells_nothing_of() -> None:
+def test_an_amd_gpu_that_amdsmi_tells_nothing_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flytune.tuner.eligibility.require_flydsl", lambda arch: arch)
     amd = find_profile("mi355x")
-    (line,) = notes(amd)
-    assert line.startswith("amdsmi, which comes with ROCm, tells nothing of this GPU")
-    assert notes(replace(amd, board={"memory_partition": "NPS1"})) == ()
-    assert notes(find_profile("h200")) == ()
+    (found,) = findings(amd)
+    assert (found.level, found.code) == ("note", "FT705")
+    assert found.text.startswith("amdsmi, which comes with ROCm, tells nothing of this")
+    assert findings(replace(amd, board={"memory_partition": "NPS1"})) == ()
+    assert findings(find_profile("h200")) == ()
 
 
 @pytest.mark.usefixtures("absent")
@@ -211,6 +226,19 @@ def test_every_problem_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIP, "")
     result = doctor()
     assert result.exit_code == 1
-    first, second = result.stderr.splitlines()
+    first, _, second, _ = result.stderr.splitlines()
     assert first.startswith("wrong: torch is older than 2.11")
+    assert first.endswith(" (FT701)")
     assert second.startswith("wrong: masks of devices contradict each other")
+
+
+@pytest.mark.usefixtures("absent")
+def test_findings_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CUDA, "0")
+    monkeypatch.setenv(HIP, "1")
+    result = doctor("--json")
+    assert (result.exit_code, result.stderr) == (1, "")
+    host, build, wrong = map(json.loads, result.stdout.splitlines())
+    assert (host["row"], host["hardware"]["kind"]) == ("host", "cpu")
+    assert (build["row"], build["policy"]) == ("build", "unfrozen")
+    assert (wrong["row"], wrong["code"]) == ("wrong", "FT703")
