@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from flytune.caches.codes import Code
 from flytune.caches.hook.flytune_torch import MENDS, PRECOMPILE, set_default
 from flytune.shapes.errors import FlytuneError
 
@@ -92,14 +93,17 @@ class ServingPolicy:
         try:
             policy = cls(**{**row, "tokens": tuple(row["tokens"])})
         except (KeyError, TypeError) as error:
-            raise FlytuneError(f"serving policy is malformed: {error}") from error
+            raise _malformed(str(error)) from error
         for name in ("inductor", "dynamo", "env"):
             if not isinstance(getattr(policy, name), Mapping):
-                raise FlytuneError(f"serving policy is malformed: `{name}`")
+                raise _malformed(f"`{name}`")
         if not all(isinstance(value, str) for value in policy.env.values()):
-            raise FlytuneError("serving policy is malformed: `env`")
+            raise _malformed("`env`")
         if not policy.tokens or not all(isinstance(t, int) for t in policy.tokens):
-            raise FlytuneError(f"serving policy has no token counts: {policy.tokens}")
+            raise FlytuneError(
+                f"serving policy has no token counts: {policy.tokens}",
+                code=Code.POLICY,
+            )
         return policy
 
     def apply(self) -> None:
@@ -197,6 +201,10 @@ def cuda_policy(
         dynamo=_static_sizes(2 * len(tokens)),
         env={"OMP_NUM_THREADS": str(threads)},
     )
+
+
+def _malformed(what: str) -> FlytuneError:
+    return FlytuneError(f"serving policy is malformed: {what}", code=Code.POLICY)
 
 
 def _static_sizes(entries: int) -> dict[str, Any]:

@@ -144,6 +144,36 @@ def test_asking_for_torch_does_not_spend_the_hook(tmp_path: Path) -> None:
     assert "software.torch_key" in log
 
 
+def test_a_loader_that_lets_nobody_watch(tmp_path: Path, key: str) -> None:
+    code = (
+        INSTALL
+        + """
+import importlib.machinery, json
+class Fixed:
+    __slots__ = ()
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        module.version = 1
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            return importlib.machinery.ModuleSpec(name, Fixed())
+sys.meta_path.append(Finder())
+sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, type)]
+import torch
+import os
+print(json.dumps({"torch": torch.version, "env": dict(os.environ)}))
+"""
+    )
+    live, log = run(code, make(tmp_path, key))
+    assert log == (
+        "flytune: bundle not used: cannot watch the import of torch (FT107)\n"
+    )
+    assert live["torch"] == 1
+    assert "FLYTUNE_TEST" not in live["env"]
+
+
 def test_install_twice(tmp_path: Path, key: str) -> None:
     live, log = run(INSTALL + INSTALL + REPORT, make(tmp_path, key))
     assert (live["main"], live["hooks"], log) == (SET, 0, "")
@@ -201,6 +231,7 @@ def test_damaged_variable_never_stops_the_program(tmp_path: Path, changes: str) 
     live, log = run("import torch; print(1)", env=env)
     assert live == 1
     assert log.startswith("flytune: bundle not used: FLYTUNE_CHANGES: ")
+    assert log.endswith(" (FT405)\n")
 
 
 def test_next_sitecustomize_runs(tmp_path: Path) -> None:
@@ -243,4 +274,5 @@ def test_a_host_without_flydsl_gets_the_policy_without_it(
     live, said = run(start + INSTALL + code, bundle)
     assert live == ("ATEN,TRITON" if hidden else "ATEN,FLYDSL,TRITON")
     assert said.startswith("flytune: served without FlyDSL" if hidden else "")
+    assert said.endswith(" (FT108)\n" if hidden else "")
     assert said.count("\n") == hidden
