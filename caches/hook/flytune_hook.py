@@ -27,6 +27,7 @@ _WATCHED = (
     "torch._dynamo.guards",
     "torch._dynamo.output_graph",
     "torch._inductor.codecache",
+    "triton.runtime.build",
 )
 _CONFIGS = {"torch._inductor.config": "inductor", "torch._dynamo.config": "dynamo"}
 
@@ -151,12 +152,16 @@ class Hook(AfterImport):
             for name, value in settings.items():
                 yield from self._configure(module, name, value)
             return
-        if module.__name__ in MENDS:
-            if activation["dynamo"].get(PRECOMPILE):
-                self._undo.append(MENDS[module.__name__](module))
+        mends = mends_for(activation["kind"], activation["dynamo"])
+        if module.__name__ in mends:
+            self._undo.append(mends[module.__name__](module))
+            return
+        if module.__name__ in _MENDED:
             return
         if module.__name__ == "torch":
             live = _environment_parts(module, activation["kind"])
+            # What is not to be mended may never be imported: it is not waited for.
+            self._waiting -= _MENDED - mends.keys()
         else:
             live = {"torch_key": module.torch_key().hex()}
         for name, value in live.items():
@@ -247,11 +252,47 @@ def rename_bound(output_graph: Any) -> Callable[[], None]:
     return lambda: setattr(graph, "install_global", install)
 
 
+def name_platform(build: Any) -> Callable[[], None]:
+    """Let Triton look for its modules in C under one name on every host.
+
+    Their key holds the platform's linkage, which Python asks the program `file` for:
+    without that on PATH it is empty, and what another host built is not found.
+    Returns what sets it back.
+
+    Args:
+        build: the module `triton.runtime.build`.
+    """
+    platform_key = build.platform_key
+
+    def with_linkage() -> str:
+        key: str = platform_key()
+        return key + "ELF" if key.endswith(",") else key
+
+    build.platform_key = with_linkage
+    return lambda: setattr(build, "platform_key", platform_key)
+
+
+_Mend = Callable[[Any], Callable[[], None]]
+_OF_ACCELERATORS: Mapping[str, _Mend] = {"triton.runtime.build": name_platform}
 # Of torch before 2.15, where precompiled entries are looked for.
-MENDS = {
+_OF_PRECOMPILED: Mapping[str, _Mend] = {
     "torch._dynamo.guards": allow_unstored,
     "torch._dynamo.output_graph": rename_bound,
 }
+_MENDED = {*_OF_ACCELERATORS, *_OF_PRECOMPILED}
+
+
+def mends_for(device: str, dynamo: Mapping[str, Any]) -> Mapping[str, _Mend]:
+    """Return what mends a module, by its name, for a policy.
+
+    Args:
+        device: "cpu", or an accelerator's type.
+        dynamo: the policy's settings of Dynamo.
+    """
+    return {
+        **(_OF_ACCELERATORS if device != "cpu" else {}),
+        **(_OF_PRECOMPILED if dynamo.get(PRECOMPILE) else {}),
+    }
 
 
 def _as_listed(value: Any) -> Any:
