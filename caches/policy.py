@@ -4,12 +4,13 @@ A bundle is baked, verified and served under one policy, which the manifest stor
 """
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from flytune.caches.codes import Code
-from flytune.caches.hook.flytune_torch import MENDS, PRECOMPILE, set_default
+from flytune.caches.hook.flytune_torch import PRECOMPILE, mends_for, set_default
 from flytune.shapes.errors import FlytuneError
 
 PolicyName = Literal["unfrozen", "frozen"]
@@ -18,6 +19,9 @@ CUDA_POLICY = "max-autotune-no-cudagraphs"
 
 _BACKENDS = "max_autotune_gemm_backends"
 _FLYDSL_LISTS = "flydsl_enable_autotuning"
+# The compiler's name, which torch takes from $CXX, is in the key of every graph; those
+# for an accelerator hold nothing that it compiled.
+_ANY_COMPILER = (None, "g++", "c++", "clang++")
 # Dynamo's default limit is 8 static sizes of one function, then it falls back to
 # eager; a policy leaves room for the sizes that it names and a few more.
 DYNAMO_RECOMPILE_LIMIT = 8
@@ -127,8 +131,8 @@ class ServingPolicy:
                     set_default(config, name, value)
                 except LookupError as error:
                     raise FlytuneError(str(error.args[0])) from error
-        if self.precompiled:
-            for name, mend in MENDS.items():
+        for name, mend in mends_for(self.device, self.dynamo).items():
+            if importlib.util.find_spec(name.partition(".")[0]) is not None:
                 mend(importlib.import_module(name))
 
 
@@ -197,6 +201,7 @@ def cuda_policy(
             "max_autotune": True,
             _BACKENDS: ",".join(backends),
             "coordinate_descent_tuning": True,
+            "cpp.cxx": list(_ANY_COMPILER),
         },
         dynamo=_static_sizes(2 * len(tokens)),
         env={"OMP_NUM_THREADS": str(threads)},

@@ -40,6 +40,7 @@ _WATCHED = (
     "torch._dynamo.output_graph",
     _CALLBACKS,
     "torch._inductor.codecache",
+    "triton.runtime.build",
 )
 _CONFIGS = {"torch._inductor.config": "inductor", "torch._dynamo.config": "dynamo"}
 
@@ -122,16 +123,19 @@ class Hook(flytune_imports.AfterImport):
             for name, value in settings.items():
                 yield from self._configure(module, name, value)
             return
-        if module.__name__ in flytune_torch.MENDS:
-            if activation["dynamo"].get(flytune_torch.PRECOMPILE):
-                mend = flytune_torch.MENDS[module.__name__]
-                self._undo.append(mend(module))
+        mends = flytune_torch.mends_for(activation["kind"], activation["dynamo"])
+        if module.__name__ in mends:
+            self._undo.append(mends[module.__name__](module))
+            return
+        if module.__name__ in flytune_torch.MENDED:
             return
         if module.__name__ == _CALLBACKS:
             self._undo.append(flytune_torch.after_compiling(module, self._count))
             return
         if module.__name__ == "torch":
             live = _environment_parts(module, activation["kind"])
+            # What is not to be mended may never be imported: it is not waited for.
+            self._waiting -= flytune_torch.MENDED - mends.keys()
         else:
             live = {"torch_key": module.torch_key().hex()}
         for name, value in live.items():

@@ -85,11 +85,47 @@ def rename_bound(output_graph: Any) -> Callable[[], None]:
     return lambda: setattr(graph, "install_global", install)
 
 
+def name_platform(build: Any) -> Callable[[], None]:
+    """Let Triton look for its modules in C under one name on every host.
+
+    Their key holds the platform's linkage, which Python asks the program `file` for:
+    without that on PATH it is empty, and what another host built is not found.
+    Returns what sets it back.
+
+    Args:
+        build: the module `triton.runtime.build`.
+    """
+    platform_key = build.platform_key
+
+    def with_linkage() -> str:
+        key: str = platform_key()
+        return key + "ELF" if key.endswith(",") else key
+
+    build.platform_key = with_linkage
+    return lambda: setattr(build, "platform_key", platform_key)
+
+
+_Mend = Callable[[Any], Callable[[], None]]
+_OF_ACCELERATORS: Mapping[str, _Mend] = {"triton.runtime.build": name_platform}
 # Of torch before 2.15, where precompiled entries are looked for.
-MENDS = {
+_OF_PRECOMPILED: Mapping[str, _Mend] = {
     "torch._dynamo.guards": allow_unstored,
     "torch._dynamo.output_graph": rename_bound,
 }
+MENDED = {*_OF_ACCELERATORS, *_OF_PRECOMPILED}
+
+
+def mends_for(device: str, dynamo: Mapping[str, Any]) -> Mapping[str, _Mend]:
+    """Return what mends a module, by its name, for a policy.
+
+    Args:
+        device: "cpu", or an accelerator's type.
+        dynamo: the policy's settings of Dynamo.
+    """
+    return {
+        **(_OF_ACCELERATORS if device != "cpu" else {}),
+        **(_OF_PRECOMPILED if dynamo.get(PRECOMPILE) else {}),
+    }
 
 
 def after_compiling(

@@ -113,6 +113,12 @@ def hook_folder() -> str:
     return str(Path(flytune_hook.__file__).parent)
 
 
+def hook_path() -> str:
+    """The hook's folder before what the tests themselves are found by."""
+    paths = [hook_folder(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.pathsep.join(paths)
+
+
 def test_a_setting_that_torch_lacks(tmp_path: Path, key: str) -> None:
     bundle = make(tmp_path, key, inductor={"max_autotune": True, "no_such": 1})
     live, log = run(INSTALL + REPORT, bundle)
@@ -276,3 +282,32 @@ def test_a_host_without_flydsl_gets_the_policy_without_it(
     assert said.startswith("flytune: served without FlyDSL" if hidden else "")
     assert said.endswith(" (FT108)\n" if hidden else "")
     assert said.count("\n") == hidden
+
+
+PLATFORM = """
+import json, torch
+import torch._dynamo.config, torch._inductor.codecache
+import triton.runtime.build as build
+print(json.dumps(build.platform_key()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_modules_in_c_have_one_name_on_every_host(tmp_path: Path, kind: str) -> None:
+    held = {"kind": kind, "software": {}, "inductor": {}, "dynamo": {}}
+    (tmp_path / "activation.json").write_text(json.dumps(held))
+    (tmp_path / "installed.json").write_text('{"bundle": "", "files": {}}')
+    env = {"FLYTUNE_INSTALLED": str(tmp_path), "PYTHONPATH": hook_path()}
+    # No `file` is found there, which tells Python how a program is linked.
+    lacking, log = run(PLATFORM, env={**env, "PATH": str(tmp_path)})
+    assert lacking == (
+        "x86_64,Linux,64bit,ELF" if kind == "cuda" else "x86_64,Linux,64bit,"
+    )
+    assert log == ""
+
+
+def test_a_policy_names_them_alike(tmp_path: Path) -> None:
+    code = "from flytune.caches.policy import cuda_policy\n"
+    code += "cuda_policy(tokens=(1,), threads=1, attention='sdpa').apply()\n"
+    key, _ = run(code + PLATFORM, env={"PATH": str(tmp_path)})
+    assert key == "x86_64,Linux,64bit,ELF"
