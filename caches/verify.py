@@ -40,8 +40,9 @@ from flytune.caches.verdict import Verdict, both, refused_bundle
 # Any seed but the bake's: a graph that holds its weights would then be found out.
 VERIFY_SEED = 20_000
 SESSION = "flytune.caches.session"
-# What torch writes even on a hit.
-_HARMLESS = ("locks/", ".lock", ".load_ok")
+# What torch writes even on a hit, sources among it: whatever is compiled of one leaves
+# a library or a kernel besides.
+_HARMLESS = ("locks/", ".lock", ".load_ok", ".py", ".cpp")
 
 
 def verify(bundle: Bundle) -> Verdict:
@@ -134,7 +135,7 @@ def judge(
         *_unseen(result["ledger"]["graphs"], result["calls"]),
     ]
     # Work that escaped the ledger, in another process, leaves its files.
-    if not failures and (left := [f for f in written if not _harmless(f, frozen)]):
+    if not failures and (left := [f for f in written if not _harmless(f)]):
         failures.append(f"files were written: {', '.join(left[:4])}")
     errors = [c[4] for c in result["calls"] if c[4] is not None]
     finite = all(map(math.isfinite, errors))
@@ -248,8 +249,5 @@ def _files(root: Path) -> frozenset[str]:
     )
 
 
-def _harmless(name: str, frozen: bool) -> bool:
-    if frozen and name.endswith(".py"):
-        # The wrapper of a graph that torch lowers anew, by design, in each process.
-        return True
+def _harmless(name: str) -> bool:
     return name.startswith(_HARMLESS) or name.endswith(_HARMLESS)

@@ -33,6 +33,9 @@ KERNELS = "kernels"
 PACKING = ".flytune-pack-"
 # What Triton keeps of its way to a kernel, and never loads.
 _STAGES = (".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn", ".source")
+# On a CPU a graph holds the source of its wrapper and of its kernels, and torch writes
+# both anew where they are absent; a frozen one's wrapper it writes in each process.
+_SOURCES: Mapping[bool, tuple[str, ...]] = {True: (".py", ".cpp"), False: ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,9 @@ def publish(
 def _stage(
     staging: Path, plan: Plan, decisions: tuple[Decision, ...], baked: Bake
 ) -> None:
-    frozen = plan.policy.frozen
-
     def left_out(_: str, names: list[str]) -> list[str]:
-        # Locks say nothing to another host; torch writes a frozen graph's wrapper
-        # anew in each process, under a name of its own.
-        endings = (".lock", *_STAGES, *((".py",) if frozen else ()))
+        # Locks say nothing to another host.
+        endings = (".lock", *_STAGES, *_SOURCES[plan.policy.device == "cpu"])
         return [n for n in names if n == "locks" or n.endswith(endings)]
 
     shutil.copytree(baked.cache_dir, staging / CACHES, ignore=left_out)

@@ -168,4 +168,5 @@ def test_settings_that_differ() -> None:
 
 def test_work_that_escaped_the_ledger() -> None:
     files = ("ab/new.so", "ab/new.so.load_ok", "locks/ab", "ab/x.lock")
+    files += ("ab/new.cpp", "ab/wrapper.py")
     assert verdict(HIT, written=files).failures == ("files were written: ab/new.so",)

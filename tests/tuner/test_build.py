@@ -150,7 +150,7 @@ def test_a_stopped_build_goes_on(stopped_build: Stopped, frozen_build: Build) ->
     ]
 
 
-def test_sources_of_mere_candidates_are_left_out(
+def test_libraries_of_mere_candidates_are_left_out(
     frozen_build: Build, tmp_path: Path
 ) -> None:
     (path,) = frozen_build.work.glob("*/lists.pickle")
@@ -162,10 +162,15 @@ def test_sources_of_mere_candidates_are_left_out(
     }
     (built,) = frozen_build.work.glob("*/built")
     assert candidates
-    assert candidates <= {path.read_text() for path in built.rglob("*.cpp")}
+    sources = {path.read_text(): path.stem for path in built.rglob("*.cpp")}
+    assert candidates <= sources.keys()
     folder = unpacked(frozen_build.bundle, tmp_path / "b")
-    baked = [path.read_text() for path in folder.rglob("*.cpp")]
-    assert candidates.isdisjoint(baked)
+    libraries = {path.stem for path in folder.rglob("*.so")}
+    assert libraries
+    # A library is named after its source.
+    assert libraries.isdisjoint(sources[text] for text in candidates)
+    # torch writes sources itself, from the graph.
+    assert not list((folder / "inductor").rglob("*.cpp"))
 
 
 def test_a_bmm_that_cpp_won_is_baked(unfrozen_build: Build) -> None:
@@ -174,8 +179,10 @@ def test_a_bmm_that_cpp_won_is_baked(unfrozen_build: Build) -> None:
     assert sorted(row["backend"] for row in choices) == [ATEN, CPP]
     assert {row["op"] for row in choices} == {"bmm"}
     # The template of the list that C++ won, and not that of the list that it lost.
-    sources = list((unfrozen_build.bundle / "inductor").rglob("*.cpp"))
-    assert sum("micro_gemm" in path.read_text() for path in sources) == 1
+    sources = unfrozen_build.work.glob("*/bake/*/*.cpp")
+    (source,) = (path for path in sources if "micro_gemm" in path.read_text())
+    libraries = (unfrozen_build.bundle / "inductor").rglob("*.so")
+    assert source.stem in {path.stem for path in libraries}
     records = read_records(unfrozen_build.bundle / "records.parquet")
     baked = [r.backend for r in records if r.baked and r.inductor_op == "bmm"]
     assert sorted(baked) == [ATEN, CPP]
