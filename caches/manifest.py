@@ -174,6 +174,11 @@ def sha256_hex(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def is_digest(text: object) -> bool:
+    """Return whether a text has the form of `sha256_hex`'s."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+
+
 def check_path(path: str) -> None:
     """Check that a member's path is plain, relative and stays in the bundle.
 
@@ -218,8 +223,7 @@ def _check_files(files: Mapping[str, FileEntry]) -> None:
         _require(path != SIGNATURE_NAME, f"manifest lists its signature: {path}")
         size_ok = type(entry.size_bytes) is int and 0 <= entry.size_bytes < 2**63
         _require(size_ok, f"manifest size of a file is wrong: {path}")
-        digest_ok = isinstance(entry.sha256, str) and _DIGEST.fullmatch(entry.sha256)
-        _require(bool(digest_ok), f"manifest digest of a file is wrong: {path}")
+        _require(is_digest(entry.sha256), f"manifest digest of a file is wrong: {path}")
         parents = path.split("/")[:-1]
         for depth in range(1, len(parents) + 1):
             parent = "/".join(parents[:depth])
