@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +17,7 @@ from flytune.caches.host import Part
 from flytune.caches.manifest import Manifest
 from flytune.caches.placing import CACHES, place
 from flytune.caches.target import PartResult, PartStatus, Target
+from flytune.caches.trust import HERE, Trust, admit
 from flytune.caches.variants import compare_parts
 from flytune.shapes.errors import FlytuneError
 
@@ -65,6 +66,8 @@ def install(
     *,
     strict: bool = False,
     children: bool = False,
+    trust: Iterable[Path | str] = (),
+    allow_unsigned: bool = False,
 ) -> Installed:
     """Make this process serve from a bundle; call it before torch is imported.
 
@@ -78,9 +81,13 @@ def install(
         strict: raise on a miss.
         children: let every Python child of this process do the same, by way of
             PYTHONPATH; for engines that serve from worker processes.
+        trust: files and folders of public keys whose bundles may be loaded, beside
+            those that this user trusts.
+        allow_unsigned: load a bundle that no such key signed; it runs code.
 
     Raises:
-        FlytuneError: the bundle is corrupt or cannot be placed, Inductor is imported
+        UntrustedError: nobody vouches for the bundle here.
+        FlytuneError: it is corrupt or cannot be placed, Inductor is imported
             already, or, when strict, the target differs.
     """
     if "torch._inductor" in sys.modules:
@@ -88,7 +95,8 @@ def install(
             "torch._inductor is imported already",
             hint="call flytune.caches.install before the first import of torch",
         )
-    installed = prepare(bundle, into, strict=strict)
+    trusted = Trust(tuple(map(Path, trust)), allow_unsigned)
+    installed = prepare(bundle, into, strict=strict, trust=trusted)
     if installed.directory is None:
         return installed
     if (earlier := flytune_hook.armed()) is not None:
@@ -107,8 +115,12 @@ def prepare(
     *,
     strict: bool = False,
     command: bool = False,
+    trust: Trust = HERE,
 ) -> Installed:
     """Place a bundle that is for this target; leave the environment as it is.
+
+    Who signed it is asked at each use, also where it is installed already: a key may
+    have been revoked since.
 
     Args:
         command: it is for a command whose Python may be another: its software is
@@ -118,6 +130,7 @@ def prepare(
         FlytuneError: as `install` does.
     """
     opened = Bundle.open(bundle)
+    admit(opened, trust)
     changes = _changes(opened.manifest)
     parts = _compare(opened.manifest, command=command)
     missed = Installed(InstallStatus.MISS, opened.path, parts)

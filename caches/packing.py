@@ -76,12 +76,12 @@ def sign(bundle: Bundle, key: "Ed25519PrivateKey") -> None:
         FlytuneError: a file breaks a rule of the bundle, its signature is over
             something else, or it cannot be written.
     """
-    path = bundle.path
+    path = bundle.path.resolve()
     text = _envelope(bundle.text, bundle.manifest, bundle.envelope, [key])
     with (
         writing(path),
         tempfile.TemporaryDirectory(
-            prefix=f".{path.name}{TEMPORARY}", dir=path.absolute().parent
+            prefix=f".{path.name}{TEMPORARY}", dir=path.parent
         ) as directory,
     ):
         if path.is_dir():
@@ -96,7 +96,7 @@ def sign(bundle: Bundle, key: "Ed25519PrivateKey") -> None:
         heads = {MANIFEST_NAME: bundle.text, SIGNATURE_NAME: text}
         names = _in_order(bundle.manifest.files)
         files = {name: bundle.manifest.files[name] for name in names}
-        _pack_archive(placed, heads, files, path)
+        _pack_archive(placed, heads, files, path, path.stat().st_mode & 0o777)
 
 
 def _envelope(
@@ -124,6 +124,7 @@ def _pack_archive(
     heads: Mapping[str, bytes],
     files: Mapping[str, FileEntry],
     out: Path,
+    mode: int = 0o644,
 ) -> None:
     descriptor, name = tempfile.mkstemp(
         prefix=f".{out.name}{TEMPORARY}", dir=out.parent
@@ -140,7 +141,7 @@ def _pack_archive(
             archive.finish()
             file.flush()
             # A temporary file is private; a bundle is for others to read.
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         temporary.rename(out)
     except BaseException:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import TEMPORARY, Bundle, make_private, writing
-from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, say
+from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, exposed, say
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, canonical_json
 from flytune.caches.policy import inductor_without_flydsl
 from flytune.caches.triton_cache import is_group, relocated_group
@@ -71,8 +71,7 @@ def place(bundle: Bundle, directory: Path | None) -> tuple[Path, tuple[str, ...]
     target = target.absolute()
     with writing(target):
         make_private(target.parent)
-        if own:
-            _check_private(target.parent)
+        _check_private(target.parent, sticky=not own)
         with _locked(target.parent / f".{target.name}.lock"):
             for rubbish in target.parent.glob(f".{target.name}{TEMPORARY}*"):
                 shutil.rmtree(rubbish, ignore_errors=True)
@@ -96,7 +95,7 @@ def place(bundle: Bundle, directory: Path | None) -> tuple[Path, tuple[str, ...]
 def _install(bundle: Bundle, target: Path) -> None:
     def finish(directory: Path) -> None:
         (directory / CACHES).mkdir(mode=0o700, exist_ok=True)
-        (directory / MANIFEST_NAME).write_bytes(bundle.manifest.to_json())
+        (directory / MANIFEST_NAME).write_bytes(bundle.text)
         (directory / ACTIVATION_NAME).write_bytes(_activation(bundle.manifest))
         _relocate(directory, _groups(bundle.manifest, target), paths)
         _write_marker(bundle, directory)
@@ -229,12 +228,11 @@ def _write_marker(bundle: Bundle, directory: Path) -> None:
     part.replace(directory / _MARKER_NAME)
 
 
-def _check_private(directory: Path) -> None:
+def _check_private(directory: Path, *, sticky: bool = False) -> None:
     """Caches are code: nobody else may have put them there."""
-    status = directory.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+    if (path := exposed(str(directory), sticky)) is not None:
         raise FlytuneError(
-            f"directory can be written by other users: {directory}",
+            f"directory can be written by other users: {path}",
             hint="make it your own, mode 0700, or set FLYTUNE_HOME",
         )
 

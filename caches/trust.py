@@ -43,6 +43,10 @@ class Trust:
     """Whether a bundle that no trusted key signed may be loaded, by whoever made it."""
 
 
+HERE = Trust()
+"""Nobody else."""
+
+
 class UntrustedError(FlytuneError):
     """A bundle that may be whole, and that nobody here vouches for."""
 

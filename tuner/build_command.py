@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -10,6 +11,7 @@ from typing import TypeVar
 import click
 
 from flytune.caches.program import Bake
+from flytune.caches.trust import Trust
 from flytune.shapes.derive import Attention, Quant
 from flytune.shapes.gemm import Engine
 from flytune.tuner.shapes_command import (
@@ -19,6 +21,7 @@ from flytune.tuner.shapes_command import (
     tokens_option,
     tp_option,
 )
+from flytune.tuner.trust_options import trust_options
 
 T = TypeVar("T")
 KNOWN_OPS = ("gemm", "rmsnorm", "topk")
@@ -118,7 +121,7 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 @click.option(
     "--from",
     "from_bundle",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="OLD",
     help="Take the times of an older bundle, and the kernels of one that was only "
     "compiled, where they are of the same candidates.",
@@ -157,6 +160,14 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
     metavar="BUNDLE",
     help="A .tar.zst, else a directory.  [default: MODEL.TARGET.tar.zst]",
 )
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Sign with this private key.  [default: your own, made by the first build]",
+)
+@click.option("--no-sign", is_flag=True, help="Do not sign the bundle.")
+@trust_options
 def build_command(
     model: str,
     tokens: tuple[int, ...],
@@ -183,6 +194,9 @@ def build_command(
     work: Path | None,
     fresh: bool,
     out: Path | None,
+    key: Path | None,
+    no_sign: bool,
+    trust: Trust,
 ) -> None:
     """Tune a model's GEMMs ahead of time and write the bundle.
 
@@ -220,6 +234,11 @@ def build_command(
         bake=bake,
         precompiled=precompiled,
         bake_passes=bake_passes,
+        sign=not no_sign,
+        key=key,
+        trust=trust,
+        # Without the program's path, which is a place on this host.
+        command=("flytune", *sys.argv[1:]),
         fresh=fresh,
     )
     signal.signal(signal.SIGTERM, _interrupt)

@@ -17,6 +17,9 @@ COMMANDS = (
     ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
     ("install", "bundle_commands:install_command", "Put a bundle in place."),
     ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
+    ("keygen", "key_commands:keygen_command", "Make a key to sign bundles with."),
+    ("sign", "key_commands:sign_command", "Sign a bundle."),
+    ("trust", "key_commands:trust_command", "Say whose bundles may be loaded."),
     ("doctor", "doctor_command:doctor_command", "Say what this host is fit for."),
 )
 """Name, where in `flytune.tuner` it is, and its line in `flytune --help`."""

@@ -159,6 +159,8 @@ class Hook(AfterImport):
         if module.__name__ in _MENDED:
             return
         if module.__name__ == "torch":
+            if (open_to := exposed(self.flytune_directory)) is not None:
+                yield f"directory can be written by other users: {open_to}"
             live = _environment_parts(module, activation["kind"])
             # What is not to be mended may never be imported: it is not waited for.
             self._waiting -= _MENDED - mends.keys()
@@ -330,6 +332,33 @@ def arm_from_environment() -> None:
         say(f"bundle not used: {CHANGES_VARIABLE}: {error}")
         return
     arm(directory, changes)
+
+
+def exposed(directory: str, sticky: bool = False) -> str | None:
+    """Return what lets other users change an installed bundle, or None.
+
+    That is the directory, or one above it up to this user's home, which somebody else
+    than this user and root owns, or which others can write; in a sticky one above they
+    can rename nothing. What lies above a home is the administrator's.
+
+    Args:
+        sticky: whether the directory is the one above, which may be sticky.
+
+    Raises:
+        OSError: there is no such directory.
+    """
+    default = os.path.join("~", ".cache", "flytune")
+    named = (os.environ.get("FLYTUNE_HOME") or default, "~")
+    homes = {os.path.realpath(os.path.expanduser(path)) for path in named}
+    path = os.path.realpath(directory)
+    while True:
+        status = os.stat(path)
+        others = status.st_mode & 0o022 and not (sticky and status.st_mode & 0o1000)
+        if others or status.st_uid not in (0, os.geteuid()):
+            return path
+        if path in homes or path == os.path.dirname(path):
+            return None
+        path, sticky = os.path.dirname(path), True
 
 
 def restore(changes: Changes, environment: MutableMapping[str, str]) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from builds import FLYDSL_HIDDEN
-from bundles import manifest, stage
+from bundles import manifest, signed, stage
 
 from flytune.caches.hook import flytune_hook
 from flytune.caches.install import exec_environment, prepare
-from flytune.caches.packing import pack
 from flytune.caches.target import Target
 
 POLICY = {
@@ -59,7 +58,7 @@ def make(folder: Path, key: str, **changes: Any) -> Path:
     target = Target.here(threads=1, torch_key=key).to_json()
     policy = {**POLICY, **changes}
     whole = manifest(policy=policy, target=target)
-    return pack(stage(folder / "staged"), whole, folder / "b.tar.zst")
+    return signed(stage(folder / "staged"), whole, folder / "b.tar.zst")
 
 
 def run(
@@ -102,7 +101,7 @@ def test_command_of_another_build(tmp_path: Path, key: str, part: str) -> None:
     target = Target.here(threads=1, torch_key=key).to_json()
     target["software"][part] = "other"
     whole = manifest(policy=POLICY, target=target)
-    bundle = pack(stage(tmp_path / "staged"), whole, tmp_path / "b.tar.zst")
+    bundle = signed(stage(tmp_path / "staged"), whole, tmp_path / "b.tar.zst")
     live, log = run(REPORT, env=exec_environment(prepare(bundle, command=True)))
     assert log.startswith(f"flytune: bundle not used: software.{part}: built for `oth")
     assert log.count("\n") == 1

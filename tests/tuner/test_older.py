@@ -7,6 +7,7 @@ from fakes import candidate, library, task
 
 from flytune.caches.columns import Status
 from flytune.caches.host import Part
+from flytune.caches.keyring import own_key
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.records import TuningRecord, write_records
@@ -57,7 +58,8 @@ def bundle(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
         winners=(),
         bake={},
     )
-    return pack(staging, replace(manifest, **changes), folder / name)
+    whole = replace(manifest, **changes)
+    return pack(staging, whole, folder / name, keys=[own_key()])
 
 
 def built_in(folder: Path) -> Path:
