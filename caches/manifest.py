@@ -210,7 +210,7 @@ def _check_schema(schema: object) -> None:
     _check("schema", type(schema) is int and schema >= 1, "a number from 1 up")
     if isinstance(schema, int) and schema > MANIFEST_SCHEMA:
         raise FlytuneError(
-            f"manifest schema {schema} is newer than this flytune reads: "
+            f"manifest schema {str(schema)[:9]} is newer than this flytune reads: "
             f"{MANIFEST_SCHEMA}",
             hint="upgrade flytune, or build the bundle again with this one",
         )
