@@ -272,3 +272,75 @@ def test_a_policy_names_them_alike(tmp_path: Path) -> None:
     code += "cuda_policy(tokens=(1,), threads=1, attention='sdpa').apply()\n"
     key, _ = run(code + PLATFORM, env={"PATH": str(tmp_path)})
     assert key == "x86_64,Linux,64bit,ELF"
+
+
+def test_a_directory_that_others_can_write_is_not_used(
+    tmp_path: Path, key: str
+) -> None:
+    installed = prepare(make(tmp_path, key), command=True)
+    env = exec_environment(installed)
+    assert installed.directory is not None
+    installed.directory.chmod(0o777)
+    live, log = run(REPORT, env=env)
+    assert log == (
+        "flytune: bundle not used: directory can be written by other users: "
+        f"{installed.directory}\n"
+    )
+    assert live["main"] != SET
+    assert not settings(live)["installed"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed directory, two below a home."""
+    monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
+    place = tmp_path / "home" / "installed" / "0123"
+    for path in (place.parents[1], place.parent, place):
+        path.mkdir(mode=0o700)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "refused"),
+    [
+        ("home/installed/0123", 0o700, False),
+        ("home/installed/0123", 0o755, False),
+        ("home/installed/0123", 0o720, True),
+        ("home/installed/0123", 0o702, True),
+        ("home/installed/0123", 0o1777, True),
+        ("home/installed", 0o777, True),
+        ("home/installed", 0o1777, False),
+        ("home", 0o770, True),
+        (".", 0o777, False),
+    ],
+)
+def test_what_lets_others_write(
+    tmp_path: Path, place: Path, name: str, mode: int, refused: bool
+) -> None:
+    path = tmp_path / name
+    path.chmod(mode)
+    found = flytune_hook.exposed(str(place))
+    assert found == (str(path) if refused else None)
+
+
+def test_outside_of_a_home_all_above_counts(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "other"))
+    tmp_path.chmod(0o777)
+    assert flytune_hook.exposed(str(place)) == str(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert flytune_hook.exposed(str(place)) is None
+
+
+def test_a_link_is_followed_to_what_it_names(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "link").symlink_to(place)
+    place.parent.chmod(0o777)
+    assert flytune_hook.exposed(str(tmp_path / "link")) == str(place.parent)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("name", ["home/installed/0123", "home"])
+def test_an_owner_can_write(tmp_path: Path, place: Path, name: str) -> None:
+    os.chown(tmp_path / name, 1234, -1)
+    assert flytune_hook.exposed(str(place)) == str(tmp_path / name)

@@ -120,6 +120,23 @@ def test_directory_that_others_can_write(tmp_path: Path) -> None:
         prepare(bundle)
 
 
+@pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False)])
+def test_into_a_folder_that_others_can_write(
+    tmp_path: Path, mode: int, refused: bool
+) -> None:
+    bundle = installable(tmp_path)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    if refused:
+        with pytest.raises(FlytuneError, match=f"written by other users: {shared}"):
+            prepare(bundle, shared / "x")
+        assert list(shared.iterdir()) == []
+    else:
+        for _ in range(2):
+            assert prepare(bundle, shared / "x").directory == shared / "x"
+
+
 def damage_text(path: Path) -> None:
     status = path.stat()
     path.write_bytes(b"x" * status.st_size)

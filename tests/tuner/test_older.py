@@ -12,6 +12,7 @@ from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
+from flytune.caches.trust import Trust, UntrustedError
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult
 from flytune.tuner.decision import untimed_records
@@ -164,3 +165,11 @@ def test_a_damaged_bundle_gives_nothing(tmp_path: Path) -> None:
     with pytest.raises(FlytuneError, match=r"a\.cubin"):
         older.take_kernels(built)
     assert list(built.parent.iterdir()) == []
+
+
+def test_a_bundle_of_nobodys_is_not_taken(tmp_path: Path) -> None:
+    path = bundle(tmp_path, "b")
+    (path / "signature.json").unlink()
+    with pytest.raises(UntrustedError):
+        OlderBundle(path, TARGET)
+    OlderBundle(path, TARGET, Trust(allow_unsigned=True))
