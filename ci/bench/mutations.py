@@ -5,6 +5,7 @@ archive is compressed anew, a header gets the checksum of what it holds.
 """
 
 import base64
+import copy
 import functools
 import hashlib
 import json
@@ -119,7 +120,7 @@ def mutated_json(text: bytes, random: Random) -> bytes:
             other, at = _place(root, random)
             holder[key] = json.loads(json.dumps(other[at]))
         else:
-            holder[key] = random.choice(_VALUES)
+            holder[key] = copy.deepcopy(random.choice(_VALUES))
     return json.dumps(root[0]).encode()
 
 
