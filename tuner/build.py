@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import DeviceProfile, live_profile
+from flytune.caches.hook.flytune_hook import exposed
 from flytune.caches.key_files import load_private
 from flytune.caches.keyring import OWN_NAME, keys_folder, own_key
 from flytune.caches.policy import uses_flydsl
@@ -192,6 +193,12 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
                 more |= stand_in_environment(absent)
             env = clean_environment(plan.policy, Path(directory), **more)
             run_module(PROBE, request, path, env, what="enumeration")
+    elif (open_to := exposed(str(plan.work))) is not None:
+        # A pickle is code, and so are the kernels beside it.
+        raise FlytuneError(
+            f"work directory can be written by other users: {open_to}",
+            hint="make it your own and chmod go-w, or name another --work",
+        )
     found: Enumeration = pickle.loads(path.read_bytes())
     return found
 

@@ -202,8 +202,11 @@ def _read_all(first: int, last: int, workers: int) -> dict[str, Any]:
     bounds = [*range(first, last, step), last]
     counts: Counter[str] = Counter()
     with ProcessPoolExecutor(workers) as pool:
-        for some in pool.map(read_range, bounds[:-1], bounds[1:]):
-            counts.update(some)
+        try:
+            for some in pool.map(read_range, bounds[:-1], bounds[1:]):
+                counts.update(some)
+        except AssertionError as error:
+            raise click.ClickException(str(error)) from error
     return {"counts": counts, "seconds": time.monotonic() - begun}
 
 

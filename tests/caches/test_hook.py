@@ -323,6 +323,21 @@ def test_what_lets_others_write(
     assert found == (str(path) if refused else None)
 
 
+@pytest.mark.parametrize(("mode", "refused"), [(0o700, False), (0o755, True)])
+def test_what_others_can_enter_is_looked_through(
+    place: Path, mode: int, refused: bool
+) -> None:
+    (place / "inductor").mkdir()
+    (place / "inductor" / "kernel.so").touch()
+    (place / "inductor" / "link").symlink_to("kernel.so")
+    place.chmod(mode)
+    assert flytune_hook.exposed(str(place)) is None
+    for path in (place / "inductor", place / "inductor" / "kernel.so"):
+        path.chmod(0o777)
+        assert flytune_hook.exposed(str(place)) == (str(path) if refused else None)
+        path.chmod(0o700)
+
+
 def test_outside_of_a_home_all_above_counts(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
