@@ -3,5 +3,6 @@
 from flytune.caches.bundle import Bundle
 from flytune.caches.install import Installed, install
 from flytune.caches.packing import pack
+from flytune.caches.trust import UntrustedError
 
-__all__ = ["Bundle", "Installed", "install", "pack"]
+__all__ = ["Bundle", "Installed", "UntrustedError", "install", "pack"]

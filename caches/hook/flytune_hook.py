@@ -338,10 +338,11 @@ def arm_from_environment() -> None:
 def exposed(directory: str, sticky: bool = False) -> str | None:
     """Return what lets other users change an installed bundle, or None.
 
-    That is the directory, or one above it up to this user's home, which somebody else
-    than this user and root owns, or which others can write; in a sticky one above they
-    can rename nothing. What lies above a home is the administrator's. In a directory
-    that others can enter, all that it holds is looked at too.
+    That is the directory, or one above it up to $FLYTUNE_HOME or this user's home,
+    which somebody else than this user and root owns, or which others can write; in a
+    sticky one above they can rename nothing. What lies above a home is the
+    administrator's. In a directory that others can enter, all that it holds is looked
+    at too.
 
     Args:
         sticky: whether the directory is the one above, which may be sticky.
@@ -349,8 +350,7 @@ def exposed(directory: str, sticky: bool = False) -> str | None:
     Raises:
         OSError: there is no such directory.
     """
-    default = os.path.join("~", ".cache", "flytune")
-    named = (os.environ.get("FLYTUNE_HOME") or default, "~")
+    named = (os.environ.get("FLYTUNE_HOME") or "~", "~")
     homes = {os.path.realpath(os.path.expanduser(path)) for path in named}
     path = os.path.realpath(directory)
     if not sticky and os.stat(path).st_mode & 0o011:

@@ -338,6 +338,17 @@ def test_what_others_can_enter_is_looked_through(
         path.chmod(0o700)
 
 
+def test_the_users_home_is_the_last(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLYTUNE_HOME")
+    monkeypatch.setenv("HOME", str(place.parents[1]))
+    place.parents[2].chmod(0o777)
+    assert flytune_hook.exposed(str(place)) is None
+    place.parent.chmod(0o777)
+    assert flytune_hook.exposed(str(place)) == str(place.parent)
+
+
 def test_outside_of_a_home_all_above_counts(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

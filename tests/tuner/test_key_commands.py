@@ -3,17 +3,22 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.key_files import generate, key_id, load_public
-from flytune.caches.keyring import own_key
+from flytune.caches.keyring import own_key, read_keyring
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.target import Target
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner import build
 from flytune.tuner.cli import main
+from flytune.tuner.progress import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +183,31 @@ def test_inspect_of_a_damaged_bundle(bundle: Path, tmp_path: Path) -> None:
     refused = run("inspect", folder, "--check")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith("error: file in bundle has another digest than")
+
+
+def keys_of(**options: Any) -> tuple[Any, ...]:
+    asked = SimpleNamespace(**({"sign": True, "key": None} | options))
+    return build._keys(cast(Any, asked), Progress())
+
+
+def test_the_first_build_makes_the_users_own_key(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (first,) = keys_of()
+    said = capsys.readouterr().err
+    path = folder / "own.pem"
+    assert f"sign: making your own key, trusted on this machine: {path}" in said
+    (second,) = keys_of()
+    assert capsys.readouterr().err == ""
+    assert key_id(first.public_key()) == key_id(second.public_key())
+    assert list(read_keyring().trusted) == [key_id(first.public_key())]
+
+
+def test_a_build_signs_with_the_key_that_is_named(tmp_path: Path, folder: Path) -> None:
+    generate(tmp_path / "ci.pem")
+    (key,) = keys_of(key=tmp_path / "ci.pem")
+    assert key_id(key.public_key()) == load_public(tmp_path / "ci.pub").keyid
+    assert keys_of(sign=False) == ()
+    assert not folder.exists()
+    with pytest.raises(FlytuneError, match="cannot read keys"):
+        keys_of(key=tmp_path / "none.pem")
