@@ -125,8 +125,11 @@ class Reader:
             self._strays.append(full)
 
 
-def read_range(first: int, last: int) -> dict[str, int]:
-    """Read the inputs from `first` to the one before `last`; count what became of them.
+def read_range(first: int, last: int) -> tuple[dict[str, int], float]:
+    """Read the inputs from `first` to the one before `last`.
+
+    Returns:
+        How often each layer came to each end, and the seconds of CPU that it took.
 
     Raises:
         AssertionError: one of them broke the rule, and which.
@@ -134,6 +137,7 @@ def read_range(first: int, last: int) -> dict[str, int]:
     shared = Path("/dev/shm")
     root = shared if os.access(shared, os.W_OK) else None
     counts: Counter[str] = Counter()
+    begun = time.process_time()
     with tempfile.TemporaryDirectory(prefix="flytune-fuzz-", dir=root) as folder:
         reader = Reader(Path(folder))
         for number in range(first, last):
@@ -143,7 +147,7 @@ def read_range(first: int, last: int) -> dict[str, int]:
             except Exception as error:
                 raise AssertionError(f"input {number}: {error!r}") from error
         reader.leave()
-    return dict(counts)
+    return dict(counts), time.process_time() - begun
 
 
 @click.command()
@@ -169,7 +173,7 @@ def main(
     state = state or Path(tempfile.gettempdir(), "flytune-bench", f"fuzz.{slug}.json")
     identity = {"benchmark": "fuzz", "inputs": inputs, "first": first}
     counts: Counter[str] = Counter()
-    seconds = 0.0
+    cpu_s = 0.0
     with in_pieces(state, identity, minutes) as pieces:
         bounds = [*range(first, first + inputs, _UNIT), first + inputs]
         for start, stop in itertools.pairwise(bounds):
@@ -179,35 +183,35 @@ def main(
                 expected_s=60,
             )
             counts.update(unit["counts"])
-            seconds += unit["seconds"]
+            cpu_s += unit["cpu_s"]
     figures = {
         "fuzz_inputs": counts.total(),
         "first": first,
         "read": sum(n for name, n in counts.items() if name.endswith("\tread")),
         "ways_refused": len({name.split("\t")[1] for name in counts} - {"read"}),
-        "workers": workers,
-        "inputs_per_s": round(counts.total() / seconds),
+        "inputs_per_core_s": round(counts.total() / cpu_s),
     }
     rows = [
         {**dict(zip(("layer", "outcome"), name.split("\t"), strict=True)), "inputs": n}
         for name, n in sorted(counts.items())
     ]
-    print(f"{figures['inputs_per_s']} inputs/s; {figures}")
+    print(f"{figures['inputs_per_core_s']} inputs/s and core; {figures}")
     print(f"wrote {write_result('fuzz', slug, figures, rows, results)}")
 
 
 def _read_all(first: int, last: int, workers: int) -> dict[str, Any]:
-    begun = time.monotonic()
     step = -(-(last - first) // workers)
     bounds = [*range(first, last, step), last]
     counts: Counter[str] = Counter()
+    cpu_s = 0.0
     with ProcessPoolExecutor(workers) as pool:
         try:
-            for some in pool.map(read_range, bounds[:-1], bounds[1:]):
+            for some, seconds in pool.map(read_range, bounds[:-1], bounds[1:]):
                 counts.update(some)
+                cpu_s += seconds
         except AssertionError as error:
             raise click.ClickException(str(error)) from error
-    return {"counts": counts, "seconds": time.monotonic() - begun}
+    return {"counts": counts, "cpu_s": cpu_s}
 
 
 if __name__ == "__main__":

@@ -241,8 +241,8 @@ def _fuzz(result: Result) -> str:
     figures = result["figures"]
     lines = [
         f"{figures['fuzz_inputs']:,} mutated bundles, of each schema's stored one, "
-        f"numbers {figures['first']} and on; {figures['inputs_per_s']} a second on "
-        f"{figures['workers']} of the cores. None was read as anything but the "
+        f"numbers {figures['first']} and on, {figures['inputs_per_core_s']} a second "
+        "and core. None was read as anything but the "
         "original's files, no exception was another than flytune's own, and nothing "
         "was written elsewhere:",
         "",
