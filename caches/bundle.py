@@ -47,6 +47,8 @@ class Bundle:
     """The manifest's bytes."""
     envelope: Envelope | None
     """Who signed it; nothing of that is verified: `trust.admit` does."""
+    signature: bytes | None = field(repr=False)
+    """The envelope's bytes."""
     pinned: bool
     """Whether it was asked for by its digest."""
 
@@ -71,11 +73,19 @@ class Bundle:
         if pin not in (None, digest):
             raise BundleError(Fault.PIN, digest)
         manifest = Manifest.from_json(text)
-        envelope = None
+        envelope, signature = None, None
         name, size_bytes, content = next(stream, ("", 0, None))
         if content is not None and name == SIGNATURE_NAME:
-            envelope = Envelope.from_json(_signature_text(size_bytes, content))
-        return cls(path, manifest, digest, text, envelope, pin is not None)
+            signature = _signature_text(size_bytes, content)
+            envelope = Envelope.from_json(signature)
+        pinned = pin is not None
+        return cls(path, manifest, digest, text, envelope, signature, pinned)
+
+    def heads(self) -> dict[str, bytes]:
+        """Return the manifest and, if there is one, the signature, byte for byte."""
+        if self.signature is None:
+            return {MANIFEST_NAME: self.text}
+        return {MANIFEST_NAME: self.text, SIGNATURE_NAME: self.signature}
 
     def check(self) -> None:
         """Check every file of the bundle and write none.

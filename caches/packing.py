@@ -93,7 +93,7 @@ def sign(bundle: Bundle, key: "Ed25519PrivateKey") -> None:
             return
         placed = Path(directory) / "placed"
         bundle.place(placed)
-        heads = {MANIFEST_NAME: bundle.text, SIGNATURE_NAME: text}
+        heads = {**bundle.heads(), SIGNATURE_NAME: text}
         names = _in_order(bundle.manifest.files)
         files = {name: bundle.manifest.files[name] for name in names}
         _pack_archive(placed, heads, files, path, path.stat().st_mode & 0o777)

@@ -203,6 +203,10 @@ def test_packed_with_a_signature(tmp_path: Path, name: str) -> None:
     )
     assert bundle.envelope is not None
     bundle.envelope.check_subject(bundle.digest)
+    heads = bundle.heads()
+    assert list(heads) == ["manifest.json", "signature.json"]
+    assert sha256_hex(heads["manifest.json"]) == bundle.digest
+    assert Envelope.from_json(heads["signature.json"]) == bundle.envelope
     bundle.check()
     bundle.place(tmp_path / "placed")
     assert tree(tmp_path / "placed") == FILES
