@@ -48,10 +48,8 @@ class Reader:
     """Reads inputs in a folder of its own, and watches what that changes."""
 
     def __init__(self, folder: Path) -> None:
-        self._seeds = [Seed.read(path) for path in sorted(STORED.glob("*.tar.zst"))]
-        self._digests = [
-            Bundle.open(path).digest for path in sorted(STORED.glob("*.tar.zst"))
-        ]
+        self._seeds = [Seed.read(path) for path in _stored()]
+        self._digests = [Bundle.open(path).digest for path in _stored()]
         self._trust = Trust(tuple(sorted(STORED.glob("*.pub"))))
         self._folder = folder.resolve()
         self._strays: list[str] = []
@@ -125,6 +123,10 @@ class Reader:
             self._strays.append(full)
 
 
+def _stored() -> list[Path]:
+    return sorted(STORED.glob("*.tar.zst"))
+
+
 def read_range(first: int, last: int) -> tuple[dict[str, int], float]:
     """Read the inputs from `first` to the one before `last`.
 
@@ -171,14 +173,15 @@ def main(
     workers = workers or threads()
     slug = Target.here(threads=threads()).slug
     state = state or Path(tempfile.gettempdir(), "flytune-bench", f"fuzz.{slug}.json")
-    identity = {"benchmark": "fuzz", "inputs": inputs, "first": first}
+    stored = {path.name: Bundle.open(path).digest for path in _stored()}
+    identity = {"benchmark": "fuzz", "bundles": stored}
     counts: Counter[str] = Counter()
     cpu_s = 0.0
     with in_pieces(state, identity, minutes) as pieces:
         bounds = [*range(first, first + inputs, _UNIT), first + inputs]
         for start, stop in itertools.pairwise(bounds):
             unit = pieces.unit(
-                f"inputs {start}",
+                f"inputs {start} to {stop - 1}",
                 lambda start=start, stop=stop: _read_all(start, stop, workers),
                 expected_s=60,
             )

@@ -263,7 +263,9 @@ def test_modules_in_c_have_one_name_on_every_host(tmp_path: Path, kind: str) -> 
     env = {"FLYTUNE_INSTALLED": str(tmp_path), "PYTHONPATH": hook_path()}
     # No `file` is found there, which tells Python how a program is linked.
     lacking, log = run(PLATFORM, env={**env, "PATH": str(tmp_path)})
-    assert lacking == ("x86_64,Linux,64bit,ELF" if kind == "cuda" else "x86_64,Linux,64bit,")
+    assert lacking == (
+        "x86_64,Linux,64bit,ELF" if kind == "cuda" else "x86_64,Linux,64bit,"
+    )
     assert log == ""
 
 
