@@ -1,7 +1,9 @@
 """What is stored: targets, records, Inductor's files and bundles."""
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.install import Installed, install
+from flytune.caches.install import install
 from flytune.caches.packing import pack
+from flytune.caches.prepare import Installed
+from flytune.caches.trust import UntrustedError
 
-__all__ = ["Bundle", "Installed", "install", "pack"]
+__all__ = ["Bundle", "Installed", "UntrustedError", "install", "pack"]

@@ -45,6 +45,15 @@ class Fault(StrEnum):
     MISSING = "bundle lacks a file of its manifest"
     SIZE = "file in bundle has another size than its manifest says"
     DIGEST = "file in bundle has another digest than its manifest says"
+    PIN = "bundle has another digest than the one that it is pinned to"
+    SECOND = "bundle holds its signature elsewhere than after its manifest"
+    SIGNATURE_SIZE = "signature of bundle is too large"
+    ENVELOPE = "signature of bundle is malformed"
+    PAYLOAD_TYPE = "signature of bundle is over another type of payload"
+    BASE64 = "signature of bundle is not in base64"
+    SIGNERS = "signature of bundle has too many signers"
+    FORGED = "signature of bundle does not verify"
+    FOREIGN = "signature of bundle is over another manifest"
 
 
 class BundleError(FlytuneError):

@@ -1,41 +1,40 @@
 """A bundle on disk, a directory or one `.tar.zst`: read and placed after checks."""
 
 import errno
-import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import Self
 
-from flytune.caches.archive import COPY_BYTES, BundleError, Fault, members
+from flytune.caches.archive import COPY_BYTES, BundleError, Fault
+from flytune.caches.bundle_files import Content, files, share, whole
 from flytune.caches.codes import Code
 from flytune.caches.manifest import (
     MANIFEST_LIMIT_BYTES,
     MANIFEST_NAME,
+    SIGNATURE_NAME,
     FileEntry,
     Manifest,
     check_path,
+    is_digest,
     sha256_hex,
 )
+from flytune.caches.signature import SIGNATURE_LIMIT_BYTES, Envelope
 from flytune.shapes.errors import FlytuneError
 
 ARCHIVE_SUFFIX = ".tar.zst"
 TEMPORARY = ".flytune-"
 """In the name of what is being written, between the final name and random letters."""
-# Of <linux/fs.h>: share another file's blocks, each copied when it is written.
-_FICLONE = 0x40049409
+# As container registries write it: the manifest's digest after the bundle's name.
+_PIN = re.compile(r"(.+)@sha256:(.*)", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class _Content(Protocol):
-    def read(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +47,55 @@ class Bundle:
     """SHA-256 of the manifest's bytes, which names the bundle."""
     text: bytes = field(repr=False)
     """The manifest's bytes."""
+    envelope: Envelope | None
+    """Who signed it; nothing of that is verified: `trust.admit` does."""
+    signature: bytes | None = field(repr=False)
+    """The envelope's bytes."""
+    pinned: bool
+    """Whether it was asked for by its digest."""
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Read and check the manifest alone.
+        """Read and check the manifest, and read the signature if there is one.
+
+        Args:
+            path: `B` or `B@sha256:DIGEST`, where the manifest must have that digest.
 
         Raises:
-            FlytuneError: there is no bundle, or its manifest breaks a rule.
+            FlytuneError: there is no bundle, its manifest breaks a rule or has
+                another digest, or its signature is malformed.
         """
-        path = Path(path)
-        for name, size_bytes, content in _files(path):
-            if name != MANIFEST_NAME:
-                break
-            text = _manifest_text(size_bytes, content)
-            return cls(path, Manifest.from_json(text), sha256_hex(text), text)
-        raise BundleError(Fault.FIRST, path)
+        path, pin = _split_pin(path)
+        stream = files(path)
+        name, size_bytes, content = next(stream, ("", 0, None))
+        if content is None or name != MANIFEST_NAME:
+            raise BundleError(Fault.FIRST, path)
+        text = _manifest_text(size_bytes, content)
+        digest = sha256_hex(text)
+        if pin not in (None, digest):
+            raise BundleError(Fault.PIN, digest)
+        manifest = Manifest.from_json(text)
+        envelope, signature = None, None
+        name, size_bytes, content = next(stream, ("", 0, None))
+        if content is not None and name == SIGNATURE_NAME:
+            signature = _signature_text(size_bytes, content)
+            envelope = Envelope.from_json(signature)
+        pinned = pin is not None
+        return cls(path, manifest, digest, text, envelope, signature, pinned)
+
+    def heads(self) -> dict[str, bytes]:
+        """Return the manifest and, if there is one, the signature, byte for byte."""
+        if self.signature is None:
+            return {MANIFEST_NAME: self.text}
+        return {MANIFEST_NAME: self.text, SIGNATURE_NAME: self.signature}
+
+    def check(self) -> None:
+        """Check every file of the bundle and write none.
+
+        Raises:
+            FlytuneError: a file breaks a rule of the bundle.
+        """
+        self._write_all(None, frozenset())
 
     def place(
         self,
@@ -97,10 +130,15 @@ class Bundle:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
 
-    def _write_all(self, directory: Path, wanted: frozenset[str]) -> None:
+    def _write_all(self, directory: Path | None, wanted: frozenset[str]) -> None:
         missing = {MANIFEST_NAME, *self.manifest.files}
-        for name, size_bytes, content in _files(self.path):
+        for number, (name, size_bytes, content) in enumerate(files(self.path)):
             check_path(name)
+            if name == SIGNATURE_NAME:
+                if number != 1:
+                    raise BundleError(Fault.SECOND, name)
+                _signature_text(size_bytes, content)
+                continue
             if name not in missing:
                 known = name == MANIFEST_NAME or name in self.manifest.files
                 raise BundleError(Fault.TWICE if known else Fault.UNLISTED, repr(name))
@@ -148,113 +186,33 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def plain_files(directory: Path) -> tuple[str, ...]:
-    """Return the sorted relative paths of the files under a directory.
-
-    Raises:
-        BundleError: there is a link, a device or a pipe among them.
-        OSError: a folder cannot be read.
-    """
-    paths = []
-    folders = [directory]
-    while folders:
-        for entry in os.scandir(folders.pop()):
-            relative = Path(entry.path).relative_to(directory).as_posix()
-            if entry.is_symlink():
-                raise BundleError(Fault.LINK, repr(relative))
-            if entry.is_dir():
-                folders.append(Path(entry.path))
-            elif entry.is_file():
-                paths.append(relative)
-            else:
-                raise BundleError(Fault.DEVICE, repr(relative))
-    return tuple(sorted(paths))
-
-
-def _files(path: Path) -> Iterator[tuple[str, int, _Content]]:
-    """Yield name, size in bytes and content of each file, the manifest first."""
-    try:
-        if not path.is_dir():
-            with path.open("rb") as file:
-                for member in members(_Input(path, file)):
-                    yield member.name, member.size_bytes, member.content
-            return
-        yield from _folder_file(path, MANIFEST_NAME)
-        for name in plain_files(path):
-            if name != MANIFEST_NAME:
-                yield from _folder_file(path, name)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _folder_file(folder: Path, name: str) -> Iterator[tuple[str, int, _Content]]:
-    with _open_plain(folder / name) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        yield name, size_bytes, _FileContent(_Input(folder / name, file))
-
-
-def _open_plain(path: Path) -> IO[bytes]:
-    # Not to follow a link, nor hang on a pipe, that replaced the file since the walk.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    file = os.fdopen(os.open(path, flags), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise BundleError(Fault.DEVICE, path)
-    return file
-
-
-class _Input:
-    """A file to read, whose faults are the reader's and not the writer's."""
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path = path
-        self._file = file
-
-    def read(self, size_bytes: int) -> bytes:
-        try:
-            return self._file.read(size_bytes)
-        except OSError as error:
-            raise _unreadable(self._path, error) from error
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-
-class _FileContent:
-    def __init__(self, source: _Input) -> None:
-        self._source = source
-
-    def read(self) -> bytes:
-        return self._source.read(COPY_BYTES)
-
-    def share_with(self, target: IO[bytes]) -> bool:
-        """Let an empty file hold the same blocks, where the file system can do that."""
-        try:
-            fcntl.ioctl(target.fileno(), _FICLONE, self._source.fileno())
-        except OSError:
-            return False
-        return True
-
-
-def _unreadable(path: Path, error: OSError) -> FlytuneError:
-    return FlytuneError(
-        f"cannot read bundle: {path}: {error.strerror}", code=Code.UNREADABLE
-    )
-
-
-def _manifest_text(size_bytes: int, content: _Content) -> bytes:
+def _manifest_text(size_bytes: int, content: Content) -> bytes:
     if size_bytes > MANIFEST_LIMIT_BYTES:
         raise FlytuneError(
             f"manifest is too large: {size_bytes} bytes", code=Code.MANIFEST
         )
-    parts = []
-    while part := content.read():
-        parts.append(part)
-    return b"".join(parts)
+    return whole(MANIFEST_NAME, size_bytes, content)
+
+
+def _signature_text(size_bytes: int, content: Content) -> bytes:
+    if size_bytes > SIGNATURE_LIMIT_BYTES:
+        raise BundleError(Fault.SIGNATURE_SIZE, f"{size_bytes} bytes")
+    return whole(SIGNATURE_NAME, size_bytes, content)
+
+
+def _split_pin(path: Path | str) -> tuple[Path, str | None]:
+    found = _PIN.fullmatch(str(path))
+    if found is None:
+        return Path(path), None
+    if not is_digest(found[2]):
+        raise FlytuneError(
+            f"pin is not the 64 digits of a SHA-256: `{found[2][:99]}`", code=Code.PIN
+        )
+    return Path(found[1]), found[2]
 
 
 def _copy(
-    name: str, entry: FileEntry, content: _Content, directory: Path | None
+    name: str, entry: FileEntry, content: Content, directory: Path | None
 ) -> None:
     digest = hashlib.sha256()
     left = entry.size_bytes
@@ -262,11 +220,7 @@ def _copy(
     if target is not None:
         make_private(target.parent)
     with open(os.devnull if target is None else target, "w+b") as file:
-        shared = (
-            target is not None
-            and isinstance(content, _FileContent)
-            and content.share_with(file)
-        )
+        shared = target is not None and share(content, file)
         # What is checked is what was placed: the source may change by now.
         read = functools.partial(file.read, COPY_BYTES) if shared else content.read
         while part := read():

@@ -11,9 +11,9 @@ from typing import NamedTuple
 class Code(StrEnum):
     """Each miss, refusal and damage; a closed set.
 
-    FT1: the bundle is for something else. FT2: the bundle breaks a rule. FT3: the place
-    to install into. FT4: installed files are damaged. FT5: switched off. FT7: the host,
-    as `flytune doctor` sees it. FT9: flytune itself.
+    FT1: the bundle is for something else. FT2: it breaks a rule. FT3: the place to
+    install into. FT4: installed files are damaged. FT5: switched off. FT6: who signed
+    it. FT7: the host, as `flytune doctor` sees it. FT9: flytune itself.
     """
 
     HARDWARE = "FT101"
@@ -62,6 +62,18 @@ class Code(StrEnum):
     ENVIRONMENT = "FT405"
 
     DISABLED = "FT501"
+
+    PIN = "FT601"
+    SECOND = "FT602"
+    SIGNATURE_SIZE = "FT603"
+    ENVELOPE = "FT604"
+    PAYLOAD_TYPE = "FT605"
+    BASE64 = "FT606"
+    SIGNERS = "FT607"
+    FORGED = "FT608"
+    FOREIGN = "FT609"
+    UNTRUSTED = "FT610"
+    KEYS = "FT611"
 
     TORCH = "FT701"
     PYTHON = "FT702"
@@ -191,6 +203,26 @@ EXPLAINED: Mapping[Code, Explained] = {
     ),
     Code.DISABLED: Explained(
         "FLYTUNE_DISABLE is set", "unset it to serve from the bundle"
+    ),
+    Code.PIN: Explained(
+        "the bundle has another digest than the one that it is pinned to",
+        "fetch the bundle that was meant, or correct the digest",
+    ),
+    Code.SECOND: Explained("the signature is not the second file", _AGAIN),
+    Code.SIGNATURE_SIZE: Explained("the signature is too large", _AGAIN),
+    Code.ENVELOPE: Explained("the signature is malformed", _AGAIN),
+    Code.PAYLOAD_TYPE: Explained("the signature is over something else", _AGAIN),
+    Code.BASE64: Explained("the signature is not in base64", _AGAIN),
+    Code.SIGNERS: Explained("the signature has too many signers", _AGAIN),
+    Code.FORGED: Explained("a trusted key's signature does not verify", _AGAIN),
+    Code.FOREIGN: Explained("the signature is over another manifest", _AGAIN),
+    Code.UNTRUSTED: Explained(
+        "no key that is trusted here signed the bundle, or one that is revoked did",
+        "trust its signer, pin it by a digest that you know, or --allow-unsigned",
+    ),
+    Code.KEYS: Explained(
+        "keys that are to be trusted cannot be read",
+        "look at the file that the line names",
     ),
     Code.TORCH: Explained(
         "torch is absent, or not one that is supported",

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from flytune.caches.codes import Code
+from flytune.caches.hook.flytune_files import exposed
 from flytune.caches.hook.flytune_status import STATUS_VARIABLE
 from flytune.shapes.errors import FlytuneError
 
@@ -47,17 +48,19 @@ def status_directory() -> str:
         return ""
 
 
-def check_private(directory: Path) -> None:
+def check_private(directory: Path, *, sticky: bool = False) -> None:
     """Refuse a directory that others can write: caches are code.
 
+    Args:
+        sticky: whether it may be one like /tmp, as it is not the bundle's own.
+
     Raises:
-        FlytuneError: it is another user's, or its group or everybody can write it.
+        FlytuneError: it, or one above it, is another user's, or others can write it.
         OSError: it cannot be looked at.
     """
-    status = directory.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+    if (path := exposed(str(directory), sticky)) is not None:
         raise FlytuneError(
-            f"directory can be written by other users: {directory}",
+            f"directory can be written by other users: {path}",
             hint=_HINT,
             code=Code.NOT_PRIVATE,
         )

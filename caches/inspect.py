@@ -5,28 +5,37 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.keyring import read_keyring
 from flytune.caches.manifest import Manifest
-from flytune.caches.placing import CACHES
+from flytune.caches.parts import sizes
+from flytune.caches.trust import HERE, Signer, Trust, signers
 
 _SHOWN_WINNERS = 12
 
 
-def describe(path: Path | str) -> str:
+def describe(path: Path | str, *, check: bool = False, trust: Trust = HERE) -> str:
     """Return a bundle's manifest in words, a fact a line.
 
+    Args:
+        check: check all the other files too.
+
     Raises:
-        FlytuneError: there is no bundle, or its manifest breaks a rule.
+        FlytuneError: there is no bundle, its manifest or signature breaks a rule, or,
+            where that is checked, another file does.
     """
-    bundle = Bundle.open(path)
+    bundle, signed_by = _opened(path, check, trust)
     manifest = bundle.manifest
     lines = [
-        ("bundle", f"{bundle.path} ({bundle.digest[:16]})"),
+        ("bundle", f"{bundle.path}@sha256:{bundle.digest}"),
+        *_signers(signed_by),
+        ("checked", _checked(bundle, check)),
         ("packed", f"{manifest.created} by flytune {manifest.flytune}"),
         ("model", _words(manifest.model)),
         ("program", _words(manifest.program)),
         ("hardware", _words(manifest.target["hardware"])),
         ("software", _words(manifest.target["software"])),
         ("built by", _software(manifest.software)),
+        ("origin", _words(manifest.provenance)),
         ("timed on", manifest.timed_on or _untimed(manifest)),
         ("policy", _words(manifest.policy)),
         ("coverage", _words(manifest.coverage)),
@@ -38,26 +47,53 @@ def describe(path: Path | str) -> str:
     return "\n".join(f"{name:<10}{text}" for name, text in lines)
 
 
+def _opened(
+    path: Path | str, check: bool, trust: Trust
+) -> tuple[Bundle, tuple[Signer, ...]]:
+    bundle = Bundle.open(path)
+    if check:
+        bundle.check()
+    return bundle, signers(bundle, read_keyring(trust.keys))
+
+
+def _signers(signed_by: tuple[Signer, ...]) -> Iterator[tuple[str, str]]:
+    for number, one in enumerate(signed_by):
+        yield "" if number else "signed by", f"{one.keyid} ({one.standing})"
+    if not signed_by:
+        yield "signed by", "nobody"
+
+
+def _checked(bundle: Bundle, check: bool) -> str:
+    if check:
+        return f"the manifest and {len(bundle.manifest.files)} files: all whole"
+    return "the manifest alone; the files that it lists were not read (--check)"
+
+
 def _untimed(manifest: Manifest) -> str:
     if manifest.compiled_only:
         return "nothing: candidates were compiled, for a build where the device is"
     return "nothing: no list had a choice that could be timed"
 
 
-def summary(path: Path | str) -> dict[str, Any]:
+def summary(
+    path: Path | str, *, check: bool = False, trust: Trust = HERE
+) -> dict[str, Any]:
     """Return what `describe` says as one JSON row, without the list of files.
 
     Raises:
-        FlytuneError: there is no bundle, or its manifest breaks a rule.
+        FlytuneError: as `describe` does.
     """
-    bundle = Bundle.open(path)
+    bundle, signed_by = _opened(path, check, trust)
     manifest = bundle.manifest
     return {
         "bundle": str(bundle.path),
         "digest": bundle.digest,
+        "signers": [one._asdict() for one in signed_by],
+        "checked": check,
         "schema": manifest.schema,
         "created": manifest.created,
         "flytune": manifest.flytune,
+        "provenance": manifest.provenance,
         "model": manifest.model,
         "program": manifest.program,
         "target": manifest.target,
@@ -70,15 +106,16 @@ def summary(path: Path | str) -> dict[str, Any]:
         "winners": list(manifest.winners),
         "files": len(manifest.files),
         "size_bytes": sum(f.size_bytes for f in manifest.files.values()),
+        "parts": {part: n for part, (_, n) in sizes(manifest.files).items()},
     }
 
 
 def _files(bundle: Bundle) -> Iterator[tuple[str, str]]:
     files = bundle.manifest.files
-    caches = [f.size_bytes for p, f in files.items() if p.startswith(f"{CACHES}/")]
     whole = sum(f.size_bytes for f in files.values())
     yield "files", f"{len(files)}, {_size(whole)} unpacked"
-    yield "caches", f"{len(caches)}, {_size(sum(caches))}"
+    for part, (number, size_bytes) in sizes(files).items():
+        yield "", f"{part} {_size(size_bytes)} in {number}"
 
 
 def _winners(winners: tuple[Mapping[str, Any], ...]) -> Iterator[tuple[str, str]]:
@@ -96,6 +133,8 @@ def _software(software: str) -> str:
 
 
 def _size(size_bytes: int) -> str:
+    if size_bytes < 1e6:
+        return f"{size_bytes / 1e3:.1f} kB"
     return f"{size_bytes / 1e6:.1f} MB"
 
 

@@ -13,7 +13,7 @@ from flytune.caches.codes import Code
 from flytune.caches.home import INSTALLED, flytune_home, status_directory
 from flytune.caches.hook.flytune_files import MARKER_NAME, read_marker
 from flytune.caches.hook.flytune_status import left_over
-from flytune.caches.placing import lock_of, locked
+from flytune.caches.locks import lock_of, locked
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 

@@ -10,8 +10,10 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self
 from flytune.caches.codes import Code
 from flytune.shapes.errors import FlytuneError
 
-MANIFEST_SCHEMA = 1
+MANIFEST_SCHEMA = 2
 MANIFEST_NAME = "manifest.json"
+SIGNATURE_NAME = "signature.json"
+"""The one file besides that no manifest lists: it signs the manifest."""
 MANIFEST_LIMIT_BYTES = 64 * 2**20
 PATH_LIMIT_BYTES = 1024
 
@@ -61,6 +63,8 @@ class Manifest:
     """What verify found; None where it was not run."""
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     """A path in the bundle to its digest and size; `pack` fills it."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """How it was built: `command`, `commit`, `image` and `host`; since schema 2."""
     schema: int = MANIFEST_SCHEMA
 
     def __post_init__(self) -> None:
@@ -79,6 +83,8 @@ class Manifest:
         for part in ("hardware", "software"):
             _require(part in self.target, f"manifest field missing: `target.{part}`")
         _check("target", _all_mappings(self.target.values()), "an object of objects")
+        stray = self.provenance and "provenance" not in _names(self.schema)
+        _require(not stray, "manifest field unknown: `provenance`")
         _check_files(self.files)
 
     @classmethod
@@ -89,11 +95,11 @@ class Manifest:
             FlytuneError: not JSON, a field is missing, unknown or of the wrong
                 type, or the schema is newer.
         """
-        row = _parse(text)
+        row = parse_object(text, "manifest")
         # A newer schema may lack or add fields: say so before naming one of them.
         _require("schema" in row, "manifest field missing: `schema`")
         _check_schema(row["schema"])
-        names = {f.name for f in fields(cls)}
+        names = _names(row["schema"])
         if missing := sorted(names - row.keys()):
             raise _broken(f"manifest field missing: `{missing[0]}`")
         if unknown := sorted(row.keys() - names):
@@ -114,7 +120,7 @@ class Manifest:
         Raises:
             FlytuneError: a mapping holds what JSON cannot.
         """
-        row = {f.name: getattr(self, f.name) for f in fields(self)}
+        row = {name: getattr(self, name) for name in _names(self.schema)}
         row["files"] = {
             path: {"sha256": entry.sha256, "size": entry.size_bytes}
             for path, entry in self.files.items()
@@ -124,8 +130,10 @@ class Manifest:
 
 _MAPPINGS = (
     *("model", "program", "policy", "inductor_config", "target", "coverage"),
-    *("bake", "files"),
+    *("bake", "files", "provenance"),
 )
+# What a newer schema added, which an older one must not have.
+_SINCE = {"provenance": 2}
 
 
 def canonical_json(value: Any) -> bytes:
@@ -141,9 +149,35 @@ def canonical_json(value: Any) -> bytes:
     return text.encode() + b"\n"
 
 
+def parse_object(text: bytes, what: str) -> dict[str, Any]:
+    """Return a JSON object in which no key appears twice and no number is NaN.
+
+    Args:
+        what: what the text is, for the error.
+
+    Raises:
+        FlytuneError: it is not UTF-8, not JSON, or not an object.
+    """
+    try:
+        row = json.loads(
+            text.decode(), parse_constant=_no_constant, object_pairs_hook=_no_twins
+        )
+    except UnicodeDecodeError as error:
+        raise _broken(f"{what} is not UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise _broken(f"{what} is not JSON: {error}") from error
+    _require(isinstance(row, dict), f"{what} is not a JSON object")
+    return dict(row)
+
+
 def sha256_hex(content: bytes) -> str:
     """Return the SHA-256 in lower-case hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+def is_digest(text: object) -> bool:
+    """Return whether a text has the form of `sha256_hex`'s."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def check_path(path: str) -> None:
@@ -171,11 +205,17 @@ def check_path(path: str) -> None:
         )
 
 
+def _names(schema: int) -> frozenset[str]:
+    """Return the fields of a schema."""
+    names = (f.name for f in fields(Manifest))
+    return frozenset(name for name in names if _SINCE.get(name, 1) <= schema)
+
+
 def _check_schema(schema: object) -> None:
     _check("schema", type(schema) is int and schema >= 1, "a number from 1 up")
     if isinstance(schema, int) and schema > MANIFEST_SCHEMA:
         raise FlytuneError(
-            f"manifest schema {schema} is newer than this flytune reads: "
+            f"manifest schema {str(schema)[:9]} is newer than this flytune reads: "
             f"{MANIFEST_SCHEMA}",
             hint="upgrade flytune, or build the bundle again with this one",
             code=Code.NEWER,
@@ -186,14 +226,14 @@ def _check_files(files: Mapping[str, FileEntry]) -> None:
     for path, entry in files.items():
         check_path(path)
         _require(path != MANIFEST_NAME, f"manifest lists itself: {path}")
+        _require(path != SIGNATURE_NAME, f"manifest lists its signature: {path}")
         size_ok = type(entry.size_bytes) is int and 0 <= entry.size_bytes < 2**63
         _require(size_ok, f"manifest size of a file is wrong: {path}")
-        digest_ok = isinstance(entry.sha256, str) and _DIGEST.fullmatch(entry.sha256)
-        _require(bool(digest_ok), f"manifest digest of a file is wrong: {path}")
+        _require(is_digest(entry.sha256), f"manifest digest of a file is wrong: {path}")
         parents = path.split("/")[:-1]
         for depth in range(1, len(parents) + 1):
             parent = "/".join(parents[:depth])
-            is_file = parent in files or parent == MANIFEST_NAME
+            is_file = parent in files or parent in (MANIFEST_NAME, SIGNATURE_NAME)
             _require(not is_file, f"path in bundle is file and folder: {parent}")
 
 
@@ -206,19 +246,6 @@ def _files_from_row(row: object) -> dict[str, FileEntry]:
             raise _broken(f"manifest entry of a file is wrong: {path[:99]!r}")
         entries[path] = FileEntry(entry["sha256"], entry["size"])
     return entries
-
-
-def _parse(text: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(
-            text.decode(), parse_constant=_no_constant, object_pairs_hook=_no_twins
-        )
-    except UnicodeDecodeError as error:
-        raise _broken("manifest is not UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise _broken(f"manifest is not JSON: {error}") from error
-    _require(isinstance(row, dict), "manifest is not a JSON object")
-    return dict(row)
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -1,29 +1,48 @@
-"""Packing a directory of caches as a bundle."""
+"""Packing a directory of caches as a bundle, and signing one."""
 
 import hashlib
 import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from flytune.caches.archive import ArchiveWriter
-from flytune.caches.bundle import ARCHIVE_SUFFIX, TEMPORARY, plain_files, writing
-from flytune.caches.manifest import MANIFEST_NAME, FileEntry, Manifest
+from flytune.caches.archive import ArchiveWriter, BundleError, Fault
+from flytune.caches.bundle import ARCHIVE_SUFFIX, TEMPORARY, Bundle, writing
+from flytune.caches.bundle_files import plain_files
+from flytune.caches.key_files import key_id
+from flytune.caches.manifest import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    FileEntry,
+    Manifest,
+    sha256_hex,
+)
+from flytune.caches.signature import SIGNATURE_LIMIT_BYTES, Envelope, statement
 from flytune.shapes.errors import FlytuneError
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-def pack(staging: Path, manifest: Manifest, out: Path) -> Path:
+
+def pack(
+    staging: Path,
+    manifest: Manifest,
+    out: Path,
+    *,
+    keys: Sequence["Ed25519PrivateKey"] = (),
+) -> Path:
     """Pack the files of a directory as a bundle and return its path.
 
     Args:
-        staging: is only read; its own manifest, if any, is left out.
+        staging: is only read; its own manifest and signature, if any, are left out.
         manifest: its `files` are filled in here.
         out: a `.tar.zst`, else a directory; published by rename when whole.
+        keys: those that sign it.
 
     Raises:
         FlytuneError: `out` exists, a staged file is a link or a device or changed
@@ -38,15 +57,74 @@ def pack(staging: Path, manifest: Manifest, out: Path) -> Path:
         text = replace(manifest, files=files).to_json()
         # What would be refused when read must not be published.
         Manifest.from_json(text)
+        heads = {MANIFEST_NAME: text}
+        if keys:
+            heads[SIGNATURE_NAME] = _envelope(text, manifest, None, keys)
         if out.name.endswith(ARCHIVE_SUFFIX):
-            _pack_archive(staging, text, files, out)
+            _pack_archive(staging, heads, files, out)
         else:
-            _pack_directory(staging, text, files, out)
+            _pack_directory(staging, heads, files, out)
     return out
 
 
+def sign(bundle: Bundle, key: "Ed25519PrivateKey") -> None:
+    """Add a signature to a bundle, in place of an earlier one of the same key.
+
+    Every file is checked first. An archive is written anew beside and renamed.
+
+    Raises:
+        FlytuneError: a file breaks a rule of the bundle, its signature is over
+            something else, or it cannot be written.
+    """
+    path = bundle.path.resolve()
+    text = _envelope(bundle.text, bundle.manifest, bundle.envelope, [key])
+    with (
+        writing(path),
+        tempfile.TemporaryDirectory(
+            prefix=f".{path.name}{TEMPORARY}", dir=path.parent
+        ) as directory,
+    ):
+        if path.is_dir():
+            bundle.check()
+            # Not in the bundle, which must hold nothing else if this is killed.
+            part = Path(directory) / SIGNATURE_NAME
+            part.write_bytes(text)
+            part.replace(path / SIGNATURE_NAME)
+            return
+        placed = Path(directory) / "placed"
+        bundle.place(placed)
+        heads = {**bundle.heads(), SIGNATURE_NAME: text}
+        names = _in_order(bundle.manifest.files)
+        files = {name: bundle.manifest.files[name] for name in names}
+        _pack_archive(placed, heads, files, path, path.stat().st_mode & 0o777)
+
+
+def _envelope(
+    text: bytes,
+    manifest: Manifest,
+    earlier: Envelope | None,
+    keys: Sequence["Ed25519PrivateKey"],
+) -> bytes:
+    """Return the signature file of a manifest."""
+    payload = statement(sha256_hex(text), manifest.provenance)
+    # Whoever signs vouches for the payload: it must be what they would have written.
+    if earlier is not None and earlier.payload != payload:
+        raise BundleError(Fault.FOREIGN, SIGNATURE_NAME)
+    envelope = earlier or Envelope(payload, ())
+    for key in keys:
+        envelope = envelope.signed(key_id(key.public_key()), key)
+    signed = envelope.to_json()
+    if len(signed) > SIGNATURE_LIMIT_BYTES:
+        raise BundleError(Fault.SIGNATURE_SIZE, f"{len(signed)} bytes")
+    return signed
+
+
 def _pack_archive(
-    staging: Path, text: bytes, files: Mapping[str, FileEntry], out: Path
+    staging: Path,
+    heads: Mapping[str, bytes],
+    files: Mapping[str, FileEntry],
+    out: Path,
+    mode: int = 0o644,
 ) -> None:
     descriptor, name = tempfile.mkstemp(
         prefix=f".{out.name}{TEMPORARY}", dir=out.parent
@@ -55,14 +133,15 @@ def _pack_archive(
     try:
         with os.fdopen(descriptor, "wb") as file:
             archive = ArchiveWriter(file)
-            archive.add(MANIFEST_NAME, len(text), io.BytesIO(text))
+            for name, text in heads.items():
+                archive.add(name, len(text), io.BytesIO(text))
             for path, entry in files.items():
                 with _unchanged(staging / path, entry) as content:
                     archive.add(path, entry.size_bytes, content)
             archive.finish()
             file.flush()
             # A temporary file is private; a bundle is for others to read.
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         temporary.rename(out)
     except BaseException:
@@ -71,11 +150,15 @@ def _pack_archive(
 
 
 def _pack_directory(
-    staging: Path, text: bytes, files: Mapping[str, FileEntry], out: Path
+    staging: Path,
+    heads: Mapping[str, bytes],
+    files: Mapping[str, FileEntry],
+    out: Path,
 ) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}{TEMPORARY}", dir=out.parent))
     try:
-        (temporary / MANIFEST_NAME).write_bytes(text)
+        for name, text in heads.items():
+            (temporary / name).write_bytes(text)
         for path, entry in files.items():
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             with (
@@ -91,7 +174,11 @@ def _pack_directory(
 
 
 def _staged(staging: Path) -> tuple[str, ...]:
-    paths = [path for path in plain_files(staging) if path != MANIFEST_NAME]
+    heads = (MANIFEST_NAME, SIGNATURE_NAME)
+    return _in_order(path for path in plain_files(staging) if path not in heads)
+
+
+def _in_order(paths: Iterable[str]) -> tuple[str, ...]:
     # What is read alone, keys and records, comes before the large part.
     return tuple(sorted(paths, key=lambda path: (path.startswith("inductor/"), path)))
 

@@ -1,12 +1,10 @@
 """The directory of an installed bundle: made once, checked and mended when reused."""
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +25,8 @@ from flytune.caches.hook.flytune_files import (
     set_aside,
 )
 from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, say
-from flytune.caches.manifest import (
-    MANIFEST_NAME,
-    FileEntry,
-    Manifest,
-    canonical_json,
-    sha256_hex,
-)
+from flytune.caches.locks import lock_of, locked
+from flytune.caches.manifest import FileEntry, Manifest, canonical_json, sha256_hex
 from flytune.caches.policy import inductor_without_flydsl
 from flytune.caches.triton_cache import is_group, relocated_group
 from flytune.shapes.errors import FlytuneError
@@ -77,8 +70,7 @@ def place(bundle: Bundle, directory: Path | None) -> Placed:
     with writing(target):
         make_temporary(target)
         make_private(target.parent)
-        if own:
-            check_private(target.parent)
+        check_private(target.parent, sticky=not own)
         if any(path.endswith(".so") for path in _cache_files(bundle.manifest)):
             check_executable(target.parent)
         with locked(lock_of(target)):
@@ -97,6 +89,7 @@ def _place(bundle: Bundle, target: Path, *, own: bool) -> Placed:
     check_private(target)
     marker = read_marker(str(target))
     if marker.get("bundle") == bundle.digest:
+        _write_heads(bundle, target)
         return _mend(bundle, target, marker["files"])
     if not own:
         raise FlytuneError(
@@ -112,14 +105,24 @@ def _place(bundle: Bundle, target: Path, *, own: bool) -> Placed:
 def _install(bundle: Bundle, target: Path) -> None:
     def finish(directory: Path) -> None:
         (directory / CACHES).mkdir(mode=0o700, exist_ok=True)
-        # As it was read, so that its digest is the bundle's.
-        (directory / MANIFEST_NAME).write_bytes(bundle.text)
+        _write_heads(bundle, directory)
         (directory / ACTIVATION_NAME).write_bytes(_activation(bundle.manifest))
         _relocate(directory, _groups(bundle.manifest, target), paths)
         _write_marker(bundle.digest, directory, _rows(bundle.manifest, target, {}))
 
     paths = _cache_files(bundle.manifest)
     bundle.place(target, only=paths, finish=finish)
+
+
+def _write_heads(bundle: Bundle, directory: Path) -> None:
+    """Keep the manifest and who signed it, byte for byte.
+
+    With them the directory is served again when the bundle itself is gone.
+    """
+    for name, content in bundle.heads().items():
+        part = directory / f".{name}"
+        part.write_bytes(content)
+        part.replace(directory / name)
 
 
 def _groups(manifest: Manifest, target: Path) -> Mapping[str, bytes]:
@@ -265,37 +268,3 @@ def _write_marker(
     part = directory / f".{MARKER_NAME}"
     part.write_bytes(canonical_json({"bundle": digest, "files": files}))
     part.replace(directory / MARKER_NAME)
-
-
-def lock_of(directory: Path) -> Path:
-    """Return the file by which an installed directory is locked while it changes."""
-    return directory.with_name(f".{directory.name}.lock")
-
-
-@contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock, whose file is made, against every other process.
-
-    Raises:
-        OSError: the file cannot be made, or another process holds it and `wait` is
-            not set.
-    """
-    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    while True:
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # Removed while this one waited: others lock a new file.
-            if not _is_open(path, descriptor):
-                continue
-            yield
-            return
-        finally:
-            os.close(descriptor)
-
-
-def _is_open(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

@@ -34,6 +34,7 @@ from flytune.caches.program import ProgramSpec
 from flytune.caches.session import tolerance
 from flytune.caches.target import PartStatus, Target
 from flytune.caches.triton_cache import relocate
+from flytune.caches.trust import HERE, Trust, admit
 from flytune.caches.variants import Variant, compare_parts, variants_here
 from flytune.caches.verdict import Verdict, both, refused_bundle
 
@@ -45,13 +46,15 @@ SESSION = "flytune.caches.session"
 _HARMLESS = ("locks/", ".lock", ".load_ok", ".py", ".cpp")
 
 
-def verify(bundle: Bundle) -> Verdict:
+def verify(bundle: Bundle, trust: Trust = HERE) -> Verdict:
     """Run the bundle's program in a fresh process and judge what it did.
 
     Raises:
+        UntrustedError: nobody vouches for the bundle here.
         FlytuneError: the bundle is corrupt, was built for another target, or its
             program cannot run here.
     """
+    admit(bundle, trust)
     manifest = bundle.manifest
     if manifest.compiled_only:
         return refused_bundle(

@@ -14,6 +14,7 @@ from pathlib import Path
 from flytune.caches.bundle import Bundle
 from flytune.caches.flydsl_cache import Kernel, missing_entries, read_kernel
 from flytune.caches.placing import CACHES
+from flytune.caches.trust import HERE, Trust, admit
 from flytune.caches.verdict import Verdict
 from flytune.shapes.errors import FlytuneError
 
@@ -26,12 +27,14 @@ def write_asked(kernels: Iterable[Kernel], path: Path) -> None:
     path.write_text(json.dumps([kernel.to_json() for kernel in kernels]) + "\n")
 
 
-def verify_kernels(bundle: Bundle) -> Verdict:
+def verify_kernels(bundle: Bundle, trust: Trust = HERE) -> Verdict:
     """Look up every FlyDSL kernel of a compiled bundle, in a fresh process.
 
     Raises:
-        FlytuneError: the bundle is corrupt or holds none, or FlyDSL is not here.
+        UntrustedError: nobody vouches for the bundle here.
+        FlytuneError: it is corrupt or holds none, or FlyDSL is not here.
     """
+    admit(bundle, trust)
     if ASKED_NAME not in bundle.manifest.files:
         raise FlytuneError(
             "nothing to verify: the bundle holds bare kernels for a build, none of "

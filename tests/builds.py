@@ -16,6 +16,7 @@ import psutil
 from click.testing import CliRunner
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.keyring import own_key
 from flytune.caches.manifest import MANIFEST_NAME
 from flytune.caches.packing import pack
 from flytune.tuner.cli import main
@@ -219,18 +220,18 @@ def unpacked(bundle: Path, into: Path) -> Path:
     """A directory with all that a bundle holds, to be changed at will."""
     opened = Bundle.open(bundle)
     opened.place(into)
-    (into / MANIFEST_NAME).write_bytes(opened.manifest.to_json())
+    (into / MANIFEST_NAME).write_bytes(opened.text)
     return into
 
 
 def repacked(folder: Path, out: Path, **policy: Any) -> Path:
-    """Pack a changed directory with digests that are right, and another policy."""
+    """Pack a changed directory, its digests right and signed, with another policy."""
     manifest = Bundle.open(folder).manifest
     changed = {**manifest.policy}
     for name, value in policy.items():
         both = isinstance(value, Mapping)
         changed[name] = {**changed[name], **value} if both else value
-    return pack(folder, replace(manifest, policy=changed), out)
+    return pack(folder, replace(manifest, policy=changed), out, keys=[own_key()])
 
 
 def copied(folder: Path, into: Path) -> Path:

@@ -1,5 +1,6 @@
 """The real builds that tests share: a few minutes once, and nobody may change them."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from by_file import ByFile
 from flydsl_candidates import PROFILE, Rendered, builder, of_case
 from shared import shared
 
+from flytune.caches.keyring import own_key
 from flytune.tuner.builder import build
 from flytune.tuner.candidate import BuildResult
 
@@ -73,6 +75,23 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of keys, which processes inherit: one key, that is trusted there."""
+
+    def make(folder: Path) -> Path:
+        os.environ["FLYTUNE_KEYS"] = str(folder / "keys")
+        own_key()
+        return folder / "keys"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FLYTUNE_TRUST", raising=False)
+        patch.setenv("FLYTUNE_KEYS", "")
+        folder = shared(tmp_path_factory, "keys", make)
+        patch.setenv("FLYTUNE_KEYS", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

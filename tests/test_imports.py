@@ -44,6 +44,18 @@ def test_imports_go_one_way(folder: str) -> None:
     assert back == set()
 
 
+def test_nobody_elses_code_is_trusted_for_the_user() -> None:
+    """transformers runs a model's own code for whoever passes this, in any way."""
+    setting = "trust_" + "remote_code"
+    sources = {
+        file.relative_to(ROOT): file.read_text()
+        for folder in ("shapes", "caches", "tuner", "ci")
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert len(sources) > 100
+    assert [path for path, text in sources.items() if setting in text] == []
+
+
 @pytest.mark.parametrize(
     "statement",
     [

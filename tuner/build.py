@@ -4,10 +4,13 @@ import pickle
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import DeviceProfile, live_profile
+from flytune.caches.hook.flytune_files import exposed
+from flytune.caches.key_files import load_private
+from flytune.caches.keyring import OWN_NAME, keys_folder, own_key
 from flytune.caches.policy import uses_flydsl
 from flytune.caches.recorded import RecordedTime, read_recorded
 from flytune.caches.stand_in import stand_in_environment
@@ -29,6 +32,9 @@ from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
 from flytune.tuner.search import compile_all, decide_recorded, search
 from flytune.tuner.tasks import Coverage, join
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 PROBE = "flytune.tuner.probe"
 _LISTS = "lists.pickle"
 
@@ -45,9 +51,11 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs, {plan.policy.name} "
         f"policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in {plan.work}"
     )
+    # Early: a key that cannot be read must not cost a build.
+    keys = _keys(options, progress)
     older = None
     if options.from_bundle is not None:
-        older = OlderBundle(options.from_bundle, plan.target)
+        older = OlderBundle(options.from_bundle, plan.target, options.trust)
     with Journal(plan.work / "journal.jsonl") as journal:
         _clear(plan.work, options.fresh, journal)
         found = _enumerate(plan, options, progress)
@@ -55,7 +63,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         coverage = join(plan.shapes, found.lists, found.unlisted)
         _report_coverage(coverage, progress)
         _check_excluded(coverage, options.exclude)
-        made = Made(plan, options, found, coverage)
+        made = Made(plan, options, found, coverage, keys)
         if older is not None and (taken := older.take_kernels(plan.work / "built")):
             progress.say(f"build: {taken} candidates compiled by an earlier build")
         if options.runs_nothing:
@@ -65,6 +73,18 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _keys(options: BuildOptions, progress: Progress) -> tuple["Ed25519PrivateKey", ...]:
+    """Return the keys that sign the bundle; the first build makes the user's own."""
+    if not options.sign:
+        return ()
+    if options.key is not None:
+        return (load_private(options.key),)
+    path = keys_folder() / OWN_NAME
+    if not path.exists():
+        progress.say(f"sign: making your own key, trusted on this machine: {path}")
+    return (own_key(),)
 
 
 def _compile(made: Made, progress: Progress) -> Compiled:
@@ -173,6 +193,12 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
                 more |= stand_in_environment(absent)
             env = clean_environment(plan.policy, Path(directory), **more)
             run_module(PROBE, request, path, env, what="enumeration")
+    elif (open_to := exposed(str(plan.work))) is not None:
+        # A pickle is code, and so are the kernels beside it.
+        raise FlytuneError(
+            f"work directory can be written by other users: {open_to}",
+            hint="make it your own and chmod go-w, or name another --work",
+        )
     found: Enumeration = pickle.loads(path.read_bytes())
     return found
 

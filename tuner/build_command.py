@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -10,8 +11,10 @@ from typing import TypeVar
 import click
 
 from flytune.caches.program import Bake
+from flytune.caches.trust import Trust
 from flytune.shapes.derive import Attention, Quant
 from flytune.shapes.gemm import Engine
+from flytune.tuner.build_arguments import parse_backends, parse_ops, parse_runner
 from flytune.tuner.shapes_command import (
     engine_option,
     model_option,
@@ -19,10 +22,9 @@ from flytune.tuner.shapes_command import (
     tokens_option,
     tp_option,
 )
+from flytune.tuner.trust_options import trust_options
 
 T = TypeVar("T")
-KNOWN_OPS = ("gemm", "rmsnorm", "topk")
-KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 
 
 @click.command("build")
@@ -118,7 +120,7 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
 @click.option(
     "--from",
     "from_bundle",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="OLD",
     help="Take the times of an older bundle, and the kernels of one that was only "
     "compiled, where they are of the same candidates.",
@@ -157,6 +159,14 @@ KNOWN_BACKENDS = ("ATEN", "TRITON", "FLYDSL")
     metavar="BUNDLE",
     help="A .tar.zst, else a directory.  [default: MODEL.TARGET.tar.zst]",
 )
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Sign with this private key.  [default: your own, made by the first build]",
+)
+@click.option("--no-sign", is_flag=True, help="Do not sign the bundle.")
+@trust_options
 def build_command(
     model: str,
     tokens: tuple[int, ...],
@@ -183,6 +193,9 @@ def build_command(
     work: Path | None,
     fresh: bool,
     out: Path | None,
+    key: Path | None,
+    no_sign: bool,
+    trust: Trust,
 ) -> None:
     """Tune a model's GEMMs ahead of time and write the bundle.
 
@@ -220,6 +233,11 @@ def build_command(
         bake=bake,
         precompiled=precompiled,
         bake_passes=bake_passes,
+        sign=not no_sign,
+        key=key,
+        trust=trust,
+        # Without the program's path, which is a place on this host.
+        command=("flytune", *sys.argv[1:]),
         fresh=fresh,
     )
     signal.signal(signal.SIGTERM, _interrupt)
@@ -235,50 +253,6 @@ def build_command(
 
 def _given(parse: Callable[[str], T], value: str | None) -> T | None:
     return None if value is None else parse(value)
-
-
-def parse_backends(text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list, upper case, each once.
-
-    Raises:
-        click.BadParameter: a name is not one that this version can build and time.
-    """
-    return _known(text.upper(), KNOWN_BACKENDS, "backend")
-
-
-def parse_ops(text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list of `KNOWN_OPS`, "gemm" among them.
-
-    Raises:
-        click.BadParameter: a name is unknown, or there are no GEMMs.
-    """
-    names = _known(text.lower(), KNOWN_OPS, "op")
-    if "gemm" not in names:
-        raise click.BadParameter("a build is of GEMMs: add `gemm`")
-    return names
-
-
-def _known(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        words = ", ".join(known)
-        raise click.BadParameter(f"unknown {what}: `{unknown[0]}`; known are {words}")
-    return names
-
-
-def parse_runner(text: str) -> Path:
-    """Return the file of `recorded:FILE`.
-
-    Raises:
-        click.BadParameter: it is of another form, or there is no such file.
-    """
-    kind, colon, name = text.partition(":")
-    if kind != "recorded" or not colon:
-        raise click.BadParameter(f"unknown runner: `{text}`; known is recorded:FILE")
-    if not Path(name).is_file():
-        raise click.BadParameter(f"no such file: `{name}`")
-    return Path(name)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

@@ -9,14 +9,11 @@ import click
 
 from flytune.caches.directories import RUN_ONLY
 from flytune.caches.inspect import describe, summary
-from flytune.caches.install import (
-    Installed,
-    attempt,
-    exec_environment,
-    served_changes,
-    status_of,
-)
+from flytune.caches.install import attempt, exec_environment, served_changes, status_of
+from flytune.caches.prepare import Installed
+from flytune.caches.trust import Trust
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.trust_options import trust_option, trust_options
 
 _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 _INTO = click.option(
@@ -29,19 +26,30 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a 
 
 @click.command("inspect")
 @_BUNDLE
+@click.option("--check", is_flag=True, help="Check every file, and write none.")
+@trust_option
 @_JSON
-def inspect_command(bundle: Path, as_json: bool) -> None:
-    """Say what BUNDLE holds, without unpacking it."""
-    click.echo(json.dumps(summary(bundle)) if as_json else describe(bundle))
+def inspect_command(
+    bundle: Path, check: bool, trusted: tuple[Path, ...], as_json: bool
+) -> None:
+    """Say what BUNDLE holds and who signed it, without loading any of it."""
+    trust = Trust(trusted)
+    if as_json:
+        click.echo(json.dumps(summary(bundle, check=check, trust=trust)))
+    else:
+        click.echo(describe(bundle, check=check, trust=trust))
 
 
 @click.command("install")
 @_BUNDLE
 @_INTO
+@trust_options
 @_JSON
-def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
+def install_command(
+    bundle: Path, into: Path | None, trust: Trust, as_json: bool
+) -> None:
     """Check BUNDLE and put its caches in place; print what serving must set."""
-    installed = attempt(bundle, into, strict=True)
+    installed = attempt(bundle, into, strict=True, trust=trust)
     if as_json:
         click.echo(json.dumps(_row(installed)))
         return
@@ -63,16 +71,21 @@ def install_command(bundle: Path, into: Path | None, as_json: bool) -> None:
     help="A bundle that is corrupt or for another target is an error, and so is a "
     "kernel that FlyDSL would have to compile.",
 )
+@trust_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_command(
-    bundle: Path, into: Path | None, strict: bool, command: tuple[str, ...]
+    bundle: Path,
+    into: Path | None,
+    strict: bool,
+    trust: Trust,
+    command: tuple[str, ...],
 ) -> None:
     """Run COMMAND with BUNDLE in place: `flytune exec B -- python serve.py`.
 
     A bundle that is corrupt or for another target is left out with one line, and
     COMMAND runs all the same, unless --strict is given.
     """
-    installed = attempt(bundle, into, strict=strict, command=True)
+    installed = attempt(bundle, into, strict=strict, command=True, trust=trust)
     hit = installed.directory is not None
     if hit:
         # The command is this very process, and is found by the same number.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.bundle import make_private
 from flytune.shapes.errors import FlytuneError
 
 
@@ -24,7 +25,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             # Unbuffered: what a full disk refused must not be written at the close.
             self._file = path.open("ab+", buffering=0)
         except OSError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from flytune.caches.bundle import Bundle
 from flytune.caches.records import TuningRecord, read_records
 from flytune.caches.target import PartStatus, Target, compare
+from flytune.caches.trust import HERE, Trust, admit
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.publish import KERNELS, PACKING, RECORDS_NAME
 from flytune.tuner.recall import BUILT_NAME
@@ -16,11 +17,13 @@ class OlderBundle:
     """A bundle for the very target of a build.
 
     Raises:
+        UntrustedError: nobody vouches for it here; its kernels are run.
         FlytuneError: it is no bundle, has no records, or is for another target.
     """
 
-    def __init__(self, path: Path, target: Target) -> None:
+    def __init__(self, path: Path, target: Target, trust: Trust = HERE) -> None:
         self._bundle = Bundle.open(path)
+        admit(self._bundle, trust)
         self._built = Target.from_json(self._bundle.manifest.target)
         self.check(target)
         if RECORDS_NAME not in self._bundle.manifest.files:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.program import Bake
+from flytune.caches.trust import HERE, Trust
 from flytune.shapes.derive import Attention, Quant
 from flytune.shapes.gemm import Engine
 from flytune.tuner.timing import TimingPlan
@@ -60,6 +61,14 @@ class BuildOptions:
     """"gemm", and of an AMD GPU "rmsnorm" and "topk", which torch runs by itself."""
     exclude: frozenset[str] = frozenset()
     """Hashes of candidates that may not be tried."""
+    sign: bool = True
+    """Whether the bundle is signed."""
+    key: Path | None = None
+    """The private key that signs it; None: the user's own, made where there is none."""
+    trust: Trust = HERE
+    """Whose older bundle is taken."""
+    command: tuple[str, ...] = ()
+    """The words that asked for the build, for its provenance."""
     fresh: bool = False
     """Whether what an earlier build of the same thing left is thrown away."""
     timing: TimingPlan = TimingPlan()  # noqa: RUF009 - frozen

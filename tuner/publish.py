@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.placing import CACHES
+from flytune.caches.provenance import provenance
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.caches.verdict import Verdict
@@ -26,6 +27,9 @@ from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.tasks import Coverage
 from flytune.tuner.timed_device import device_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 RECORDS_NAME = "records.parquet"
 KERNELS = "kernels"
@@ -66,6 +70,8 @@ class Made:
     options: BuildOptions
     found: Enumeration
     coverage: Coverage
+    keys: tuple["Ed25519PrivateKey", ...] = ()
+    """Those that sign the bundle."""
 
 
 def publish(
@@ -81,7 +87,7 @@ def publish(
         shutil.copytree(staging, trial)
         verdict = verify_directory(trial, manifest)
         manifest = replace(manifest, verify=verdict.to_json())
-        pack(staging, manifest, out)
+        pack(staging, manifest, out, keys=made.keys)
     return Built(out, manifest, verdict)
 
 
@@ -132,6 +138,7 @@ def manifest_of(
         coverage=_coverage_row(made, decisions),
         winners=tuple(_winner_row(decision) for decision in decisions),
         bake=NOT_BAKED if baked is None else baked.to_json(),
+        provenance=provenance(options.command),
     )
 
 

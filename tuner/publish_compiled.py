@@ -67,7 +67,7 @@ def publish_compiled(made: Made, compiled: Compiled) -> Built:
             bake={**NOT_BAKED, "tools": dict(compiled.tools)},
             verify=None if verdict is None else verdict.to_json(),
         )
-        pack(staging, manifest, out)
+        pack(staging, manifest, out, keys=made.keys)
     return Built(out, manifest, verdict)
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import click
 
+from flytune.caches.trust import Trust
+from flytune.tuner.trust_options import trust_options
+
 
 @click.command("verify")
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -13,8 +16,9 @@ import click
     is_flag=True,
     help="Fail too where torch itself refuses to cache a graph.",
 )
+@trust_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def verify_command(bundle: Path, strict: bool, as_json: bool) -> None:
+def verify_command(bundle: Path, strict: bool, trust: Trust, as_json: bool) -> None:
     """Run the bundle's program in a fresh process with an empty cache directory.
 
     Exits 0 only if nothing was tuned or compiled, nothing was lowered but graphs that
@@ -28,7 +32,7 @@ def verify_command(bundle: Path, strict: bool, as_json: bool) -> None:
 
     opened = Bundle.open(bundle)
     only_kernels = opened.manifest.compiled_only
-    verdict = verify_kernels(opened) if only_kernels else verify(opened)
+    verdict = (verify_kernels if only_kernels else verify)(opened, trust)
     passed = verdict.ok(strict=strict)
     if as_json:
         click.echo(json.dumps({**verdict.to_json(), "ok": passed, "strict": strict}))

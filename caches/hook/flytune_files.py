@@ -40,6 +40,45 @@ def hold(directory: str) -> int:
     return descriptor
 
 
+def exposed(directory: str, sticky: bool = False) -> str | None:
+    """Return what lets other users change an installed bundle, or None.
+
+    That is the directory, or one above it up to $FLYTUNE_HOME or this user's home,
+    which somebody else than this user and root owns, or which others can write; in a
+    sticky one above they can rename nothing. What lies above a home is the
+    administrator's. In a directory that others can enter, all that it holds is looked
+    at too.
+
+    Args:
+        sticky: whether the directory is the one above, which may be sticky.
+
+    Raises:
+        OSError: there is no such directory.
+    """
+    named = (os.environ.get("FLYTUNE_HOME") or "~", "~")
+    homes = {os.path.realpath(os.path.expanduser(path)) for path in named}
+    path = os.path.realpath(directory)
+    if not sticky and os.stat(path).st_mode & 0o011:
+        for folder, folders, files in os.walk(path):
+            for name in folders + files:
+                inner = os.path.join(folder, name)
+                if _others_can_write(os.lstat(inner)):
+                    return inner
+    while True:
+        if _others_can_write(os.stat(path), sticky):
+            return path
+        if path in homes or path == os.path.dirname(path):
+            return None
+        path, sticky = os.path.dirname(path), True
+
+
+def _others_can_write(status: os.stat_result, sticky: bool = False) -> bool:
+    # A link's own mode says nothing, and where it leads to was checked or is not ours.
+    writable = status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode)
+    kept = sticky and status.st_mode & stat.S_ISVTX
+    return bool(writable and not kept) or status.st_uid not in (0, os.geteuid())
+
+
 def read_marker(directory: str) -> Mapping[str, Any]:
     """Return what an installation says of its files; empty where it is damaged."""
     try:

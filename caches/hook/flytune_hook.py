@@ -6,11 +6,9 @@ does not fit disables the bundle with one line.
 """
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -114,7 +112,7 @@ class Hook(flytune_imports.AfterImport):
             settings = activation[_CONFIGS[module.__name__]]
             without = activation.get("inductor_without_flydsl")
             if module.__name__ == "torch._inductor.config" and without:
-                here, wanted = _version("flydsl"), built.get("flydsl")
+                here, wanted = flytune_torch.version("flydsl"), built.get("flydsl")
                 if here != wanted:
                     said = f"built for `{wanted}`, here `{here}` (FT108)"
                     say(f"served without FlyDSL: {said}")
@@ -133,7 +131,11 @@ class Hook(flytune_imports.AfterImport):
             self._undo.append(flytune_torch.after_compiling(module, self._count))
             return
         if module.__name__ == "torch":
-            live = _environment_parts(module, activation["kind"])
+            open_to = flytune_files.exposed(self.flytune_directory)
+            if open_to is not None:
+                text = f"directory can be written by other users: {open_to}"
+                yield Reason(flytune_status.ERROR, "FT304", text)
+            live = flytune_torch.environment_parts(module, activation["kind"])
             # What is not to be mended may never be imported: it is not waited for.
             self._waiting -= flytune_torch.MENDED - mends.keys()
         else:
@@ -283,21 +285,3 @@ def say(line: str) -> None:
         print(f"flytune: {line}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         return
-
-
-def _environment_parts(torch: Any, kind: str) -> dict[str, Any]:
-    parts = {
-        "python_abi": sysconfig.get_config_var("SOABI"),
-        "torch": str(torch.__version__),
-        "torch_git": torch.version.git_version,
-    }
-    if kind != "cpu":
-        parts["triton"] = _version("triton")
-    return parts
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"

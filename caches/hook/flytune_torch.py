@@ -5,7 +5,9 @@ Standard library alone, and nothing newer than Python 3.10: as the hook.
 
 import contextlib
 import functools
+import importlib.metadata
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -156,3 +158,28 @@ def after_compiling(
 
     handler.register_end_callback(tell)
     return lambda: handler.remove_end_callback(tell)
+
+
+def environment_parts(torch: Any, kind: str) -> dict[str, Any]:
+    """Return the parts of a target that a process knows of its software.
+
+    Args:
+        torch: the module.
+        kind: "cpu", or an accelerator's type.
+    """
+    parts = {
+        "python_abi": sysconfig.get_config_var("SOABI"),
+        "torch": str(torch.__version__),
+        "torch_git": torch.version.git_version,
+    }
+    if kind != "cpu":
+        parts["triton"] = version("triton")
+    return parts
+
+
+def version(package: str) -> str:
+    """Return a distribution's version, or "absent"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

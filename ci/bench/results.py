@@ -12,7 +12,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 # Options that change no figure: where a run keeps things, and how long it may be.
-_ASIDE = ("--state", "--work", "--minutes")
+_ASIDE = ("--state", "--work", "--minutes", "--results")
 _PACKAGES = ("torch", "triton", "ray", "transformers", "flydsl", "flytune")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import zstandard
 
+from flytune.caches.keyring import own_key
 from flytune.caches.manifest import FileEntry, Manifest
 from flytune.caches.packing import pack
 from flytune.caches.target import Target
@@ -84,6 +85,11 @@ def archive(folder: Path, content: bytes, end: bytes = bytes(1024)) -> Path:
     return path
 
 
+def signed(staging: Path, whole: Manifest, out: Path) -> Path:
+    """Pack as a build does: signed by the key that the tests trust."""
+    return pack(staging, whole, out, keys=[own_key()])
+
+
 def unpack(path: Path) -> dict[str, bytes]:
     """What plain tar sees in an archive."""
     content = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
@@ -110,7 +116,7 @@ def installable(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
     files = changes.pop("files", FILES)
     staged = stage(folder / f"staged-{name}", files)
     whole = manifest(**{"policy": POLICY, "target": target, **changes})
-    return pack(staged, whole, folder / name)
+    return signed(staged, whole, folder / name)
 
 
 def elsewhere() -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 from bundles import installable
 
 from flytune.caches.hook.flytune_files import damaged, read_marker, set_aside
-from flytune.caches.install import attempt, exec_environment, prepare
+from flytune.caches.install import attempt, exec_environment
+from flytune.caches.prepare import prepare
 from flytune.shapes.errors import FlytuneError
 
 GRAPH = "inductor/fxgraph/ab/fabc/0123"

@@ -10,8 +10,9 @@ import pytest
 from bundles import FILES, elsewhere, installable, tree
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.install import Installed, InstallStatus, exec_environment, prepare
+from flytune.caches.install import exec_environment
 from flytune.caches.placing import place
+from flytune.caches.prepare import Installed, InstallStatus, prepare
 from flytune.shapes.errors import FlytuneError
 
 CACHES = {name: text for name, text in FILES.items() if name.startswith("inductor/")}
@@ -118,6 +119,23 @@ def test_directory_that_others_can_write(tmp_path: Path) -> None:
     placed(bundle).chmod(0o777)
     with pytest.raises(FlytuneError, match="written by other users"):
         prepare(bundle)
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False)])
+def test_into_a_folder_that_others_can_write(
+    tmp_path: Path, mode: int, refused: bool
+) -> None:
+    bundle = installable(tmp_path)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    if refused:
+        with pytest.raises(FlytuneError, match=f"written by other users: {shared}"):
+            prepare(bundle, shared / "x")
+        assert list(shared.iterdir()) == []
+    else:
+        for _ in range(2):
+            assert prepare(bundle, shared / "x").directory == shared / "x"
 
 
 def damage_text(path: Path) -> None:

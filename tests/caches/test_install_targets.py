@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from bundles import elsewhere, installable
 
-from flytune.caches.install import InstallStatus, prepare
+from flytune.caches.prepare import InstallStatus, prepare
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 
@@ -40,7 +40,7 @@ def test_an_accelerator_is_unknown_where_there_may_be_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: bool
 ) -> None:
     # The package gives its function the module's name.
-    module = sys.modules["flytune.caches.install"]
+    module = sys.modules["flytune.caches.prepare"]
     monkeypatch.setattr(module, "may_have_accelerator", lambda: driver)
     target = Target.here(threads=1).to_json()
     target["hardware"] = {"kind": "cuda", "product": "NVIDIA H200"}

@@ -11,8 +11,9 @@ import pytest
 from bundles import FILES, installable, tree
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.install import attempt, prepare
+from flytune.caches.install import attempt
 from flytune.caches.installed import clear, installed_bundles, installed_path
+from flytune.caches.prepare import prepare
 from flytune.shapes.errors import FlytuneError
 
 SERVE = """

@@ -43,6 +43,18 @@ def test_unknown_field() -> None:
         Manifest.from_json(dump(row() | {"colour": 1}))
 
 
+def test_schema_1_has_no_provenance() -> None:
+    older = row() | {"schema": 1}
+    with pytest.raises(FlytuneError, match="manifest field unknown: `provenance`"):
+        Manifest.from_json(dump(older))
+    del older["provenance"]
+    read = Manifest.from_json(dump(older))
+    assert (read.schema, read.provenance) == (1, {})
+    assert "provenance" not in json.loads(read.to_json())
+    with pytest.raises(FlytuneError, match="manifest field unknown: `provenance`"):
+        replace(read, provenance={"host": "builder"})
+
+
 def test_newer_schema_is_named_before_its_unknown_fields() -> None:
     newer = row() | {"schema": 7, "colour": 1}
     with pytest.raises(FlytuneError, match="schema 7 is newer than this flytune reads"):
@@ -70,6 +82,8 @@ def test_newer_schema_is_named_before_its_unknown_fields() -> None:
         ("verify", []),
         ("bake", None),
         ("files", []),
+        ("provenance", []),
+        ("provenance", None),
     ],
 )
 def test_wrong_type(name: str, value: object) -> None:
@@ -142,7 +156,12 @@ def test_bad_path(path: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     "files",
-    [{"a": b"", "a/b": b""}, {"a/b/c": b"", "a": b""}, {"manifest.json/x": b""}],
+    [
+        {"a": b"", "a/b": b""},
+        {"a/b/c": b"", "a": b""},
+        {"manifest.json/x": b""},
+        {"signature.json/x": b""},
+    ],
 )
 def test_path_that_is_file_and_folder(files: Mapping[str, bytes]) -> None:
     with pytest.raises(FlytuneError, match="file and folder"):
@@ -152,6 +171,8 @@ def test_path_that_is_file_and_folder(files: Mapping[str, bytes]) -> None:
 def test_manifest_that_lists_itself() -> None:
     with pytest.raises(FlytuneError, match="lists itself"):
         listing({"manifest.json": b""})
+    with pytest.raises(FlytuneError, match="lists its signature"):
+        listing({"signature.json": b""})
 
 
 def test_value_that_json_cannot_hold() -> None:

@@ -1,6 +1,7 @@
 """Installing where hosts are unlike a developer's: real users, mounts and kills."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 from bundles import FILES, installable, tree
 
-from flytune.caches import bundle as bundle_module
+from flytune.caches import bundle_files
 from flytune.caches.bundle import Bundle
-from flytune.caches.install import attempt, prepare
+from flytune.caches.install import attempt
+from flytune.caches.prepare import prepare
 
 # Python itself may be readable for this user alone: all that is imported late is loaded
 # by a first installation.
@@ -39,6 +41,9 @@ def folder() -> Iterator[Path]:
     """A directory that every user can look into, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
+        # The key that the tests sign with, where every user can read it.
+        (public,) = Path(os.environ["FLYTUNE_KEYS"]).glob("*.pub")
+        shutil.copy(public, Path(name, "trusted.pub"))
         yield Path(name)
 
 
@@ -85,6 +90,8 @@ def test_a_user_that_no_table_lists(folder: Path, home: str | None) -> None:
         bundle,
         HOME=home,
         FLYTUNE_HOME=None,
+        FLYTUNE_KEYS=None,
+        FLYTUNE_TRUST=str(folder / "trusted.pub"),
         TMPDIR=str(folder / "tmp"),
     )
     assert installed_files(done) == CACHES
@@ -108,6 +115,7 @@ def test_a_temporary_home_that_another_made(folder: Path, squat: str) -> None:
         os.chmod(home, 0o777)
         os.chown(home, 12345 if squat == "mode" else 54321, 12345)
     env = {"HOME": None, "FLYTUNE_HOME": None, "TMPDIR": str(folder / "tmp")}
+    env |= {"FLYTUNE_KEYS": None, "FLYTUNE_TRUST": str(folder / "trusted.pub")}
     done = run(AS_NOBODY + INSTALL, bundle, None, **env)
     assert done.stdout == "error FT304 None\n"
     assert done.stderr.count("\n") == 1
@@ -262,7 +270,7 @@ def test_blocks_are_shared_where_the_file_system_can(
         shared.append(target)
         return 0
 
-    monkeypatch.setattr(bundle_module.fcntl, "ioctl", share)
+    monkeypatch.setattr(bundle_files.fcntl, "ioctl", share)
     directory = prepare(bundle).directory
     assert directory is not None
     assert len(shared) == len(CACHES)

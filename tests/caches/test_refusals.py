@@ -110,7 +110,7 @@ def test_a_fault_of_our_own_never_stops_serving(
     def broken(*_: object) -> None:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(sys.modules["flytune.caches.install"], "place", broken)
+    monkeypatch.setattr(sys.modules["flytune.caches.prepare"], "place", broken)
     assert attempt(installable(tmp_path)).code == "FT901"
     assert capsys.readouterr().err == (
         "flytune: bundle not used: RuntimeError: unforeseen (FT901)\n"

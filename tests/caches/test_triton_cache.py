@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import manifest, stage
+from bundles import manifest, signed, stage
 
 from flytune.caches.directories import TRITON_DIR
-from flytune.caches.install import prepare
-from flytune.caches.packing import pack
+from flytune.caches.prepare import prepare
 from flytune.caches.target import Target
 from flytune.caches.triton_cache import is_group, relocate
 
@@ -58,7 +57,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     staging = stage(tmp_path / "staging", {"inductor/cache/5e1f": b"{}"})
     compiled(staging / "inductor" / TRITON_DIR / "0", monkeypatch)
     target = Target.here(threads=1).to_json()
-    made = pack(
+    made = signed(
         staging,
         manifest(target=target, policy={"threads": 1}),
         tmp_path / "b.tar.zst",

@@ -12,7 +12,7 @@ from bundles import elsewhere, installable
 from click.testing import CliRunner, Result
 
 from flytune.caches.codes import EXPLAINED, Code
-from flytune.caches.install import prepare
+from flytune.caches.prepare import prepare
 from flytune.tuner.cli import main
 
 SERVE = """

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import platform
 import re
 import shutil
 import sys
@@ -24,9 +25,11 @@ from builds import (
 from click.testing import CliRunner, Result
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.keyring import read_keyring
 from flytune.caches.manifest import Manifest, canonical_json
 from flytune.caches.policy import DYNAMO_RECOMPILE_LIMIT
 from flytune.caches.records import read_records
+from flytune.caches.trust import HERE, admit
 from flytune.tuner.candidate import ATEN, CPP
 from flytune.tuner.cli import main
 
@@ -96,6 +99,18 @@ def test_the_bundle_says_how_it_was_baked(unfrozen_build: Build) -> None:
     assert row.verify["ok"]
     assert {w["candidates"] for w in row.winners if w["op"] == "bmm"} == {2}
     assert "verify  hit: 0 lowered, 0 tuned, 0 compiled" in unfrozen_build.stdout
+
+
+def test_the_bundle_is_signed_and_says_how_it_was_built(
+    unfrozen_build: Build,
+) -> None:
+    bundle = Bundle.open(unfrozen_build.bundle)
+    assert bundle.envelope is not None
+    assert bundle.envelope.signatures[0].keyid in read_keyring().trusted
+    admit(bundle, HERE)
+    words = ["flytune", *unfrozen_build.arguments, "--out", str(bundle.path)]
+    assert bundle.manifest.provenance["command"] == words
+    assert bundle.manifest.provenance["host"] == platform.node()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from flytune.caches import device_profile
 from flytune.caches.device_profile import find_profile
 from flytune.tuner import plan_device
-from flytune.tuner.build_command import KNOWN_BACKENDS, parse_backends, parse_ops
+from flytune.tuner.build_arguments import KNOWN_BACKENDS, parse_backends, parse_ops
 from flytune.tuner.cli import main
 
 COMPILE = ("--target", "h200", "--compile-only")

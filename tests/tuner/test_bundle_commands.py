@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from flytune.caches.keyring import own_key
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.target import Target
@@ -46,7 +47,7 @@ def make(folder: Path, name: str = "b.tar.zst", **hardware: Any) -> Path:
         winners=({"op": "mm", "backend": "aten"},) * 14,
         bake={},
     )
-    return pack(folder / "staged", manifest, folder / name)
+    return pack(folder / "staged", manifest, folder / name, keys=[own_key()])
 
 
 def test_inspect_in_words(bundle: Path) -> None:

@@ -7,10 +7,12 @@ from fakes import candidate, library, task
 
 from flytune.caches.columns import Status
 from flytune.caches.host import Part
+from flytune.caches.keyring import own_key
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
+from flytune.caches.trust import Trust, UntrustedError
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult
 from flytune.tuner.decision import untimed_records
@@ -57,7 +59,8 @@ def bundle(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
         winners=(),
         bake={},
     )
-    return pack(staging, replace(manifest, **changes), folder / name)
+    whole = replace(manifest, **changes)
+    return pack(staging, whole, folder / name, keys=[own_key()])
 
 
 def built_in(folder: Path) -> Path:
@@ -162,3 +165,11 @@ def test_a_damaged_bundle_gives_nothing(tmp_path: Path) -> None:
     with pytest.raises(FlytuneError, match=r"a\.cubin"):
         older.take_kernels(built)
     assert list(built.parent.iterdir()) == []
+
+
+def test_a_bundle_of_nobodys_is_not_taken(tmp_path: Path) -> None:
+    path = bundle(tmp_path, "b")
+    (path / "signature.json").unlink()
+    with pytest.raises(UntrustedError):
+        OlderBundle(path, TARGET)
+    OlderBundle(path, TARGET, Trust(allow_unsigned=True))

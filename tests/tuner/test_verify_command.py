@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import copied, flytune, unpacked, verified
+from builds import copied, flytune, repacked, unpacked, verified
 from click.testing import CliRunner
 
 from flytune.caches import verify as verification
@@ -43,7 +43,7 @@ def frozen_verdict(frozen_bundle: Path) -> Verdict:
 def test_frozen_fails_strict_with_torchs_reason(
     frozen_bundle: Path, frozen_verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "verify", lambda _: frozen_verdict)
+    monkeypatch.setattr(verification, "verify", lambda *_: frozen_verdict)
     row = verified(frozen_bundle, "--strict")
     assert (row["ok"], row["failures"]) == (False, [])
     assert row["uncacheable"] == [f"2 graphs lowered again: {REASON}"]
@@ -54,7 +54,7 @@ def test_frozen_fails_strict_with_torchs_reason(
 def test_frozen_passes_and_says_what_is_lowered_again(
     frozen_bundle: Path, frozen_verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "verify", lambda _: frozen_verdict)
+    monkeypatch.setattr(verification, "verify", lambda *_: frozen_verdict)
     result = CliRunner().invoke(main, ["verify", str(frozen_bundle)])
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("verify  hit: 2 lowered, 0 tuned, 0 compiled; ")
@@ -116,8 +116,5 @@ def test_no_bundle_is_refused(tmp_path: Path) -> None:
 
 def test_a_malformed_policy_is_refused(frozen_bundle: Path, tmp_path: Path) -> None:
     folder = unpacked(frozen_bundle, tmp_path / "b")
-    path = folder / "manifest.json"
-    row = json.loads(path.read_text())
-    row["policy"]["env"] = {"OMP_NUM_THREADS": 1}
-    path.write_text(json.dumps(row))
-    assert refused(folder) == "error: serving policy is malformed: `env`"
+    changed = repacked(folder, tmp_path / "changed", env={"OMP_NUM_THREADS": 1})
+    assert refused(changed) == "error: serving policy is malformed: `env`"
