@@ -15,6 +15,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+if __package__:
+    from flytune.caches.hook import flytune_sources as sources
+else:
+    import flytune_sources as sources
+
 ACTIVATION_NAME = "activation.json"
 PRECOMPILE = "caching_precompile"
 """Dynamo's setting by which it looks for entries of its own."""
@@ -163,7 +168,9 @@ class Hook(AfterImport):
             # What is not to be mended may never be imported: it is not waited for.
             self._waiting -= _MENDED - mends.keys()
         else:
-            live = {"torch_key": module.torch_key().hex()}
+            # Triton is imported by then, where there is one.
+            self._undo.append(sources.keep_triton_key(self.flytune_directory))
+            live = {"torch_key": sources.torch_key(module, self.flytune_directory)}
         for name, value in live.items():
             if built.get(name) not in (None, value):
                 yield f"software.{name}: built for `{built[name]}`, here `{value}`"

@@ -264,7 +264,9 @@ def test_modules_in_c_have_one_name_on_every_host(tmp_path: Path, kind: str) -> 
     env = {"FLYTUNE_INSTALLED": str(tmp_path), "PYTHONPATH": hook_path()}
     # No `file` is found there, which tells Python how a program is linked.
     lacking, log = run(PLATFORM, env={**env, "PATH": str(tmp_path)})
-    assert lacking == ("x86_64,Linux,64bit,ELF" if kind == "cuda" else "x86_64,Linux,64bit,")
+    assert lacking == (
+        "x86_64,Linux,64bit,ELF" if kind == "cuda" else "x86_64,Linux,64bit,"
+    )
     assert log == ""
 
 
@@ -273,3 +275,14 @@ def test_a_policy_names_them_alike(tmp_path: Path) -> None:
     code += "cuda_policy(tokens=(1,), threads=1, attention='sdpa').apply()\n"
     key, _ = run(code + PLATFORM, env={"PATH": str(tmp_path)})
     assert key == "x86_64,Linux,64bit,ELF"
+
+
+def test_a_kept_key_of_torch_is_taken(tmp_path: Path, key: str) -> None:
+    installed = prepare(make(tmp_path, key), command=True)
+    env = exec_environment(installed)
+    assert run(REPORT, env=env)[1] == ""
+    assert installed.directory is not None
+    kept = installed.directory / "sources.json"
+    kept.write_text(kept.read_text().replace(key, "ef" * 32))
+    _, log = run(REPORT, env=env)
+    assert f"built for `{key}`, here `{'ef' * 32}`" in log
