@@ -16,6 +16,7 @@ if __package__:
     from flytune.caches.hook import (
         flytune_files,
         flytune_imports,
+        flytune_sources,
         flytune_start,
         flytune_status,
         flytune_torch,
@@ -23,6 +24,7 @@ if __package__:
 else:  # In the child of a command, where this folder is on the path.
     import flytune_files  # type: ignore[import-not-found, no-redef]
     import flytune_imports  # type: ignore[import-not-found, no-redef]
+    import flytune_sources  # type: ignore[import-not-found, no-redef]
     import flytune_start  # type: ignore[import-not-found, no-redef]
     import flytune_status  # type: ignore[import-not-found, no-redef]
     import flytune_torch  # type: ignore[import-not-found, no-redef]
@@ -139,7 +141,11 @@ class Hook(flytune_imports.AfterImport):
             # What is not to be mended may never be imported: it is not waited for.
             self._waiting -= flytune_torch.MENDED - mends.keys()
         else:
-            live = {"torch_key": module.torch_key().hex()}
+            # Triton is imported by then, where there is one.
+            self._undo.append(flytune_sources.keep_triton_key(self.flytune_directory))
+            live = {
+                "torch_key": flytune_sources.torch_key(module, self.flytune_directory)
+            }
         for name, value in live.items():
             if built.get(name) not in (None, value):
                 yield _difference(f"software.{name}", built[name], value)

@@ -3,7 +3,7 @@
 `python ci/bench/compile.py [--lists FILE] [--target mi355x] [--each 40] [--cores 1,2]`
 
 FILE is the `lists.pickle` of a build, or a pickled sequence of candidate lists; without
-it those of Llama-3.3-70B at 64 tokens are listed, its linears in mxfp4. Per
+it those of Llama-3.3-70B at 64 tokens are listed, in bf16 and in mxfp4. Per
 backend the same candidates are compiled into new directories, in turn by a loop in one
 process and by a build's workers, which compile a kernel once that several candidates
 share. Both clocks include the start of the compiling processes.
@@ -32,7 +32,8 @@ from flytune.tuner.flydsl_builder import kernel_of
 from flytune.tuner.flydsl_keys import build_key
 from flytune.tuner.workers import Deadlines, Farm
 
-DEFAULT = ("--model", "Llama-3.3-70B", "--quant", "mxfp4", "--tokens", "64")
+DEFAULT = ("--model", "Llama-3.3-70B", "--tokens", "64")
+QUANTS = ("bf16", "mxfp4")
 
 
 @click.command()
@@ -69,10 +70,14 @@ def main(
 
 
 def listed(target: str) -> tuple[CandidateList, ...]:
-    """Return the lists of a model, as a build for the target makes them."""
+    """Return the lists of a model in each type, as a build for the target makes them."""
+    lists: list[CandidateList] = []
     with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
-        arguments = [*DEFAULT, "--target", target, "--compile-only"]
-        return read_lists(list_model(arguments, Path(directory)))
+        for quant in QUANTS:
+            arguments = [*DEFAULT, "--quant", quant, "--target", target]
+            path = list_model([*arguments, "--compile-only"], Path(directory) / quant)
+            lists += read_lists(path)
+    return tuple(lists)
 
 
 def read_lists(path: Path) -> tuple[CandidateList, ...]:

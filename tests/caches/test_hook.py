@@ -323,7 +323,7 @@ def test_a_directory_that_others_can_write_is_not_used(
     live, log = run(REPORT, env=env)
     assert log == (
         "flytune: bundle not used: directory can be written by other users: "
-        f"{installed.directory}\n"
+        f"{installed.directory} (FT304)\n"
     )
     assert live["main"] != SET
     assert not settings(live)["installed"]
@@ -409,3 +409,14 @@ def test_a_link_is_followed_to_what_it_names(tmp_path: Path, place: Path) -> Non
 def test_an_owner_can_write(tmp_path: Path, place: Path, name: str) -> None:
     os.chown(tmp_path / name, 1234, -1)
     assert flytune_files.exposed(str(place)) == str(tmp_path / name)
+
+
+def test_a_kept_key_of_torch_is_taken(tmp_path: Path, key: str) -> None:
+    installed = prepare(make(tmp_path, key), command=True)
+    env = exec_environment(installed)
+    assert run(REPORT, env=env)[1] == ""
+    assert installed.directory is not None
+    kept = installed.directory / "sources.json"
+    kept.write_text(kept.read_text().replace(key, "ef" * 32))
+    _, log = run(REPORT, env=env)
+    assert f"built for `{key}`, here `{'ef' * 32}`" in log
