@@ -233,7 +233,7 @@ def _check_private(directory: Path, *, sticky: bool = False) -> None:
     if (path := exposed(str(directory), sticky)) is not None:
         raise FlytuneError(
             f"directory can be written by other users: {path}",
-            hint="make it your own, mode 0700, or set FLYTUNE_HOME",
+            hint="make it your own, mode 0700, or set FLYTUNE_HOME to a new folder",
         )
 
 
