@@ -12,7 +12,7 @@ from flytune.shapes.errors import FlytuneError
 
 HOME_VARIABLE = "FLYTUNE_HOME"
 INSTALLED = "installed"
-_HINT = "make it your own, mode 0700, or set FLYTUNE_HOME"
+_HINT = "make it your own, mode 0700, or set FLYTUNE_HOME to a new folder"
 
 
 def default_directory(digest: str) -> Path:
