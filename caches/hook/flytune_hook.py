@@ -6,6 +6,7 @@ does not fit disables the bundle with one line.
 """
 
 import functools
+import importlib
 import importlib.metadata
 import json
 import os
@@ -15,11 +16,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-if __package__:
-    from flytune.caches.hook import flytune_sources as sources
-else:
-    import flytune_sources as sources
-
+# It lies beside this module, whichever name that has here.
+sources: Any = importlib.import_module(
+    __name__.replace("flytune_hook", "flytune_sources")
+)
 ACTIVATION_NAME = "activation.json"
 PRECOMPILE = "caching_precompile"
 """Dynamo's setting by which it looks for entries of its own."""
