@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from flytune.caches.session import relative_error
+from flytune.caches.rounds import relative_error
 from flytune.shapes.gemm import FP4
 
 if TYPE_CHECKING:

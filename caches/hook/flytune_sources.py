@@ -41,7 +41,7 @@ def keep_triton_key(directory: str) -> Callable[[], None]:
 
     It is computed when it is first asked for, by Triton itself, if it is not known.
     """
-    modules = [
+    modules: list[Any] = [
         module
         for name in ("triton.runtime.cache", "torch._inductor.runtime.triton_compat")
         if callable(getattr(module := sys.modules.get(name), "triton_key", None))

@@ -70,7 +70,7 @@ def main(
 
 
 def listed(target: str) -> tuple[CandidateList, ...]:
-    """Return the lists of a model in each type, as a build for the target makes them."""
+    """Return the lists of a model in each type, as builds for the target make them."""
     lists: list[CandidateList] = []
     with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
         for quant in QUANTS:

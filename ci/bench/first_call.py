@@ -6,8 +6,10 @@ With `--layers` the program is a whole model of so many layers, else a decoder l
 the head, compiled apart. All are the same program under the same policy in fresh
 processes of one run, in turn; so is, unless graphs are frozen, a bundle with
 precompiled entries. Beside them one that knows nothing of flytune: `torch.compile`
-with the mode that tunes. A first call is what a process waits for: loading the cache,
-and the first call of each piece at each size. On a CPU both policies are run.
+with the mode that tunes. A first call is what a process waits for: loading the cache
+or installing the bundle, and the first call of each piece at each size. A bundle's
+first process on a host, which puts the files in place, is counted apart. On a CPU both
+policies are run.
 """
 
 import functools
@@ -29,11 +31,9 @@ from results import write_result
 
 from flytune.caches import Bundle
 from flytune.caches.child import clean_environment
-from flytune.caches.directories import TRITON_DIR
 from flytune.caches.ledger import Kind, read_events
 from flytune.caches.placing import CACHES
 from flytune.caches.policy import CUDA_POLICY, ServingPolicy
-from flytune.caches.triton_cache import relocate
 from flytune.caches.verify import SESSION
 from flytune.shapes.registry import find_model
 
@@ -100,6 +100,10 @@ class _How:
         self._name, self._steady = policy, steady
         self._folder = bench.work / policy
         self._mega = bench.work / f"{policy}-cold" / "mega"
+        self._installed = {
+            vehicle: bench.work / f"{policy}-installed-{vehicle}"
+            for vehicle in (BUNDLE, PRECOMPILED)
+        }
 
     def measure(
         self, model: str, layers: int, tokens: tuple[int, ...], rounds: int
@@ -115,7 +119,8 @@ class _How:
             bundles[PRECOMPILED] = built(PRECOMPILED, (*more, *earlier))
         plain = bundles[BUNDLE]
         rows = [self._unit(plain, PLAIN, 0), self._unit(plain, COLD, 0)]
-        for round_ in range(rounds):
+        rows += [self._unit(one, vehicle, 0) for vehicle, one in bundles.items()]
+        for round_ in range(1, rounds + 1):
             for vehicle in (MEGACACHE, *bundles):
                 bundle = bundles.get(vehicle, plain)
                 rows.append(self._unit(bundle, vehicle, round_))
@@ -138,30 +143,29 @@ class _How:
         return Bundle.open(folder / "bundle")
 
     def _unit(self, bundle: Bundle, vehicle: str, round_: int) -> Row:
+        made = {COLD: self._mega.parent, **self._installed}
         row: Row = self._pieces.unit(
             f"{vehicle} {self._name} {round_}",
             functools.partial(self._run, bundle, vehicle),
             expected_s=120 if vehicle in (PLAIN, COLD) else 40,
-            made=self._mega.parent if vehicle == COLD else None,
+            # What the first of a kind leaves the later ones take.
+            made=made.get(vehicle) if round_ == 0 else None,
         )
         return {"policy": self._name, "round": round_, **row}
 
     def _run(self, bundle: Bundle, vehicle: str) -> Row:
-        """Run the bundle's program once in a fresh process with an empty directory."""
+        """Run the bundle's program once in a fresh process.
+
+        Its caches are in an empty directory, or in that of an installed bundle.
+        """
         place = self._bench.work / "place"
         shutil.rmtree(place, ignore_errors=True)
-        start = time.perf_counter()
-        if vehicle in (BUNDLE, PRECOMPILED):
-            bundle.place(place)
-            relocate(place / CACHES / TRITON_DIR)
-        placed_s = time.perf_counter() - start
-        before = _kernels(place)
         request, env = self._request(bundle, vehicle, place / CACHES)
         result = fresh(SESSION, request, env, what=f"the {vehicle} run")
-        row = {"vehicle": vehicle, **row_of(result, placed_s)}
+        row = {"vehicle": vehicle, **row_of(result)}
         if vehicle in (PLAIN, COLD):
             # Other processes compiled too, which no ledger of this one sees.
-            row["compiled"] = max(row["compiled"], _kernels(place) - before)
+            row["compiled"] = max(row["compiled"], _kernels(place))
         return row
 
     def _request(
@@ -183,6 +187,9 @@ class _How:
         # The cold run makes the mega-cache that the next ones load.
         if vehicle == COLD:
             request["save"] = str(self._mega)
+        if vehicle in self._installed:
+            into = self._installed[vehicle] / "bundle"
+            request["install"] = [str(bundle.path), str(into)]
         if vehicle == MEGACACHE and self._mega.exists():
             request["load"] = str(self._mega)
         env = clean_environment(policy, caches)
@@ -225,20 +232,23 @@ def _kernels(place: Path) -> int:
     return sum(path.suffix in _KERNELS for path in place.rglob("*"))
 
 
-def row_of(result: Mapping[str, Any], placed_s: float) -> Row:
+def row_of(result: Mapping[str, Any]) -> Row:
     """Return one process's row of what its session says."""
     kinds = [event.kind for event in read_events(result["ledger"]["events"])]
     calls_s = sum(call[3] for call in result["calls"] if call[2] == "first")
-    ready_s = result["load_s"] + placed_s
-    steady: dict[str, list[float]] = {}
+    ready_s = result["load_s"]
+    later: dict[str, dict[str, list[float]]] = {"steady": {}, "device": {}}
     for piece, tokens, round_, seconds, _ in result["calls"]:
-        if round_ == "steady":
-            steady.setdefault(f"{piece} {tokens}", []).append(1e6 * seconds)
+        if round_ in later:
+            later[round_].setdefault(f"{piece} {tokens}", []).append(1e6 * seconds)
     return {
         "first_call_s": round(calls_s + ready_s, 3),
         "parts_s": parts_of(result["compile_s"], calls_s, ready_s),
-        "steady_us": {
-            name: round(statistics.median(some), 1) for name, some in steady.items()
+        **{
+            f"{round_}_us": {
+                name: round(statistics.median(some), 1) for name, some in times.items()
+            }
+            for round_, times in later.items()
         },
         "tuned": kinds.count(Kind.TUNED),
         "compiled": sum(kinds.count(kind) for kind in COMPILED),
@@ -257,6 +267,11 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
         if (some := [row for row in rows if row["vehicle"] == vehicle])
     }
     figures: dict[str, Any] = {
+        f"{vehicle}_first_s": some.pop(0)["first_call_s"]
+        for vehicle, some in by_vehicle.items()
+        if vehicle in (BUNDLE, PRECOMPILED)
+    }
+    figures |= {
         f"{vehicle}_s": statistics.median(row["first_call_s"] for row in some)
         for vehicle, some in by_vehicle.items()
     }
@@ -278,13 +293,14 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     }
     dynamo_s = figures["parts_s"][BUNDLE]["dynamo"]
     figures["non_dynamo_s"] = round(figures["bundle_s"] - dynamo_s, 3)
-    figures["steady_us"] = {
-        name: {
-            vehicle: statistics.median(row["steady_us"][name] for row in some)
-            for vehicle, some in by_vehicle.items()
+    for kind in ("steady_us", "device_us"):
+        figures[kind] = {
+            name: {
+                vehicle: statistics.median(row[kind][name] for row in some)
+                for vehicle, some in by_vehicle.items()
+            }
+            for name in last[kind]
         }
-        for name in last["steady_us"]
-    }
     return figures
 
 
@@ -300,17 +316,21 @@ def _print(policy: str, figures: Mapping[str, Any]) -> None:
         )
     work = {name: figures[name] for name in WORK}
     print(f"  {BUNDLE:11} {figures['bundle_s']:8.2f} s  {'':23}{work}")
+    for vehicle in (BUNDLE, PRECOMPILED):
+        if f"{vehicle}_first_s" in figures:
+            seconds = figures[f"{vehicle}_first_s"]
+            print(f"  {vehicle:11} {seconds:8.2f} s  in a host's first process")
     if not figures["megacache_bytes"]:
         print("  torch saves no mega-cache under this policy")
     for vehicle, parts in figures["parts_s"].items():
         words = ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
         print(f"  {vehicle:11} {words}")
-    for name, steady in figures["steady_us"].items():
-        ratio = steady[PLAIN] / steady[BUNDLE]
-        print(
-            f"  a step of {name}: {steady[BUNDLE]:.0f} us from the bundle, "
-            f"{steady[PLAIN]:.0f} us plain: {ratio:.3f} x"
-        )
+    for kind, words in (("steady_us", "a step"), ("device_us", "a step on the device")):
+        for name, us in figures[kind].items():
+            print(
+                f"  {words} of {name}: {us[BUNDLE]:.0f} us from the bundle, "
+                f"{us[PLAIN]:.0f} us plain: {us[PLAIN] / us[BUNDLE]:.3f} x"
+            )
 
 
 if __name__ == "__main__":

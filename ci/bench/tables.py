@@ -69,7 +69,8 @@ def _first_call(result: Result) -> str:
             f"{row['compiled']} compiled, {row['lowered']} lowered | {precompiled} |"
         )
     for policy, row in one.items():
-        lines += ["", *_parts(policy, row), "", _steady(policy, row)]
+        lines += ["", _first_process(row), "", *_parts(policy, row)]
+        lines += ["", *_steady(policy, row)]
     return "\n".join(lines)
 
 
@@ -112,15 +113,32 @@ def _parts(policy: str, row: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _steady(policy: str, row: Mapping[str, Any]) -> str:
-    """Return a line of how long a call takes from then on."""
-    parts = [
-        f"{name.replace(' ', ' at ')} tokens {us['bundle']:.0f} us from the bundle, "
-        f'{us["plain"]:.0f} us from a plain `torch.compile(mode="{policy}")` '
-        f"({us['plain'] / us['bundle']:.2f}x)"
-        for name, us in row["steady_us"].items()
-    ]
-    return f"A call from then on: {'; '.join(parts)}."
+def _first_process(row: Mapping[str, Any]) -> str:
+    """Return a line of what the first process on a host waits for."""
+    words = "A host's first process, which installs the bundle: "
+    words += f"{row['bundle_first_s']:.2f} s"
+    if "precompiled_first_s" in row:
+        words += f"; with precompiled entries {row['precompiled_first_s']:.2f} s"
+    return f"{words}."
+
+
+def _steady(policy: str, row: Mapping[str, Any]) -> list[str]:
+    """Return lines of how long a call takes from then on."""
+    lines = []
+    plain = f'a plain `torch.compile(mode="{policy}")`'
+    for kind, words in (
+        ("steady_us", "A call from then on"),
+        ("device_us", "Of it on the device, replayed as a CUDA graph"),
+    ):
+        parts = [
+            f"{name.replace(' ', ' at ')} tokens {us['bundle']:.0f} us from the "
+            f"bundle, {us['plain']:.0f} us from {plain} "
+            f"({us['plain'] / us['bundle']:.2f}x)"
+            for name, us in row[kind].items()
+        ]
+        if parts:
+            lines.append(f"{words}: {'; '.join(parts)}.")
+    return lines
 
 
 def _regret(result: Result) -> str:

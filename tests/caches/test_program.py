@@ -18,7 +18,8 @@ from flytune.caches.program import (
     fill_random,
     model_path,
 )
-from flytune.caches.session import TOLERANCE, relative_error
+from flytune.caches.rounds import relative_error
+from flytune.caches.session import TOLERANCE
 from flytune.shapes.errors import FlytuneError
 
 

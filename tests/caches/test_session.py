@@ -13,7 +13,8 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.policy import ServingPolicy, cpu_policy
 from flytune.caches.program import Piece
-from flytune.caches.session import TOLERANCE, run_rounds
+from flytune.caches.rounds import run_rounds
+from flytune.caches.session import TOLERANCE
 from flytune.caches.verify import SESSION, VERIFY_SEED
 
 

@@ -201,12 +201,15 @@ def test_a_first_call_on_an_accelerator_says_where_its_time_goes(
             ("plain", 44.0),
             ("cold", 40.0),
             ("megacache", 4.0),
+            ("bundle", 3.0),
             ("bundle", 2.0),
+            ("precompiled", 0.75),
             ("precompiled", 0.25),
         )
     ]
     own = bench("first_call").figures_of(rows)
     assert own["bundle_s"] == 2.0
+    assert own["bundle_first_s"] == 3.0
     assert own["non_dynamo_s"] == 1.5
     assert (own["precompiled_s"], own["precompiled_over_bundle"]) == (0.25, 0.12)
     figures = {"model": "A", "layers": 2, "tokens": "64", "policy": "max", **own}
@@ -215,7 +218,9 @@ def test_a_first_call_on_an_accelerator_says_where_its_time_goes(
     assert "0 lowered | 0.25 s |" in text
     assert text.startswith("First calls of 2 layers of A as one graph at 64 tokens")
     assert "| the bundle | 0.00 | 0.50 | 0.20 | 0.00 | 0.25 | 0.05 | 1.00 |" in text
+    assert "installs the bundle: 3.00 s; with precompiled entries 0.75 s." in text
     assert "layer at 64 tokens 100 us from the bundle, 100 us from a plain" in text
+    assert "replayed as a CUDA graph: layer at 64 tokens 80 us from the" in text
 
 
 def _first_call(
@@ -232,10 +237,11 @@ def _first_call(
         "calls": [
             ["layer", 64, "first", seconds, 0.001],
             ["layer", 64, "steady", 1e-4, None],
+            ["layer", 64, "device", 8e-5, None],
         ],
         "load_s": 0.0,
         "compile_s": compile_s,
         "saved_bytes": 1,
         "peak_gib": 1.0,
     }
-    return {"vehicle": vehicle, **bench("first_call").row_of(session, 0.0)}
+    return {"vehicle": vehicle, **bench("first_call").row_of(session)}
