@@ -5,15 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from bundles import installable
 
+from flytune.caches.bundle import Bundle
+from flytune.caches.child import clean_environment, run_module
 from flytune.caches.hook.flytune_files import damaged, read_marker, set_aside
 from flytune.caches.install import attempt, exec_environment
+from flytune.caches.policy import ServingPolicy
 from flytune.caches.prepare import prepare
+from flytune.caches.verify import SESSION, VERIFY_SEED, judge
 from flytune.shapes.errors import FlytuneError
 
 GRAPH = "inductor/fxgraph/ab/fabc/0123"
@@ -217,3 +221,48 @@ def test_what_cannot_be_set_aside_is_not_served(
         prepare(bundle)
     assert attempt(bundle).code == "FT403"
     assert capsys.readouterr().err.endswith(f"set aside: {LIBRARY} (FT403)\n")
+
+
+@pytest.mark.slow
+def test_a_real_program_goes_on_where_its_files_are_damaged(
+    unfrozen_bundle: Path, tmp_path: Path
+) -> None:
+    manifest = Bundle.open(unfrozen_bundle).manifest
+    installed = prepare(unfrozen_bundle, command=True)
+    assert installed.directory is not None
+    caches = installed.directory / "inductor"
+    library = sorted(caches.rglob("*.main.so"))[0]
+    graph = sorted(caches.glob("fxgraph/*/*/*"))[0]
+    (timings,) = caches.glob("cache/*")
+    # Each of these alone ends a program: torch loads the library, takes the graph
+    # for whole, and looks up the lists of the graph that it then lowers.
+    for path in (library, graph, timings):
+        empty(path)
+    policy = ServingPolicy.from_json(manifest.policy)
+    request = {
+        "program": dict(manifest.program),
+        "policy": policy.to_json(),
+        "seed": VERIFY_SEED,
+        "without": (),
+    }
+    hook = {
+        name: exec_environment(installed)[name]
+        for name in ("PYTHONPATH", "FLYTUNE_INSTALLED", "FLYTUNE_STATUS_DIR")
+    }
+    result = tmp_path / "result.json"
+    env = clean_environment(policy, caches, **hook)
+    run_module(SESSION, request, result, env, what="the program")
+    found = judge(json.loads(result.read_text()), manifest, policy, (), [])
+    assert found.work["cpp_compiled"] >= 1
+    assert found.work["lowered"] >= 1
+    assert not [line for line in found.failures if "differs from eager" in line]
+    rows = (json.loads(path.read_text()) for path in status_files(tmp_path))
+    (row,) = (row for row in rows if row["state"] == "damaged")
+    assert row["files"] == {"set_aside": 3}
+    # The graph is a miss, and the others are hits.
+    assert row["graphs"]["miss"] >= 1
+    assert row["graphs"]["hit"] >= 1
+
+
+def status_files(tmp_path: Path) -> Iterator[Path]:
+    return (tmp_path / "home" / "status").glob("*.json")
