@@ -163,7 +163,7 @@ def test_graphs_are_counted_as_they_are_looked_for(tmp_path: Path) -> None:
         "from torch._dynamo.utils import counters\n"
         "counters['inductor']['fxgraph_cache_hit'] += 2\n"
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(3))\n"
-        "counters.clear()\n"
+        "counters.clear(); torch._dynamo.reset()\n"
         "counters['inductor']['fxgraph_cache_hit'] += 1\n"
         "counters['inductor']['fxgraph_cache_miss'] += 1\n"
         "torch.compile(lambda x: x + 2, backend='eager')(torch.ones(3))\n"
