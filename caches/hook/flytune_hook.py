@@ -252,6 +252,7 @@ def arm_from_environment(*, unwatchable: str = "") -> None:
         restore(changes, os.environ)
         say_unused(SWITCHED_OFF, status)
         return
+    status.resume()
     hook = Hook(directory, changes, status, checked=False)
     if unwatchable:
         hook.unwatchable(unwatchable)

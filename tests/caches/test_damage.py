@@ -197,6 +197,31 @@ def test_a_child_sets_aside_what_was_damaged_since(bundle: Path) -> None:
     assert prepare(bundle).mended == (LIBRARY,)
 
 
+def test_a_command_goes_on_from_what_was_said_of_it(bundle: Path) -> None:
+    empty(placed(bundle) / LIBRARY)
+    main = "from flytune.tuner.cli import main; main()"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            main,
+            "exec",
+            bundle,
+            "--",
+            sys.executable,
+            "-c",
+            STATUS,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.endswith(f": {LIBRARY} (FT401)\n")
+    row = json.loads(done.stdout)
+    assert (row["state"], row["files"]) == ("hit", {"mended": 1})
+    assert row["errors"] == {"FT401": 1}
+
+
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"files": {"a": [1]}, "bundle": ""}'])
 def test_a_child_without_a_marker_serves_plain(bundle: Path, text: bytes) -> None:
     directory = placed(bundle)
