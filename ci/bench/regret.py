@@ -2,10 +2,10 @@
 
 `python ci/bench/regret.py --minutes 8 [--models A,B] [--tokens 16,256,2048]`
 
-Two builds tune each shape independently; the first is baked. Inductor tunes it by
-itself in a fresh process with an empty cache. The best candidates of both builds, what
-was baked and Inductor's pick then race, several times as long as a build would: the
-fastest in that race is the best known.
+Two builds tune each shape independently; the first is baked. Inductor tunes those of
+one token count by itself in a fresh process with an empty cache. The best candidates of
+both builds, what was baked and Inductor's pick then race, several times as long as a
+build would: the fastest in that race is the best known.
 """
 
 import functools
@@ -60,8 +60,8 @@ def main(
         for model in names:
             for at in range(0, len(tokens), per_build):
                 counts = tokens[at : at + per_build]
-                wanted = [s for t in counts for s in linears(model, t)[:shapes]]
-                rows += _group(bench, pieces, model, counts, wanted, rounds)
+                wanted = {t: linears(model, t)[:shapes] for t in counts}
+                rows += _group(bench, pieces, model, wanted, rounds)
     figures = {"models": names, "tokens": list(tokens), **figures_of(rows)}
     if bench.device == "cuda":
         figures["note"] = NOTE
@@ -73,21 +73,22 @@ def _group(
     bench: Bench,
     pieces: Pieces,
     model: str,
-    counts: tuple[int, ...],
-    wanted: Sequence[Shape],
+    wanted: Mapping[int, Sequence[Shape]],
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """Return the rows of what one build covers."""
+    """Return the rows of what one build covers: shapes by token count."""
+    counts = tuple(wanted)
     name = f"{model} {','.join(map(str, counts))}"
     done = f"race {name}"
+    rows: list[dict[str, Any]]
     if pieces.has(done):
-        rows: list[dict[str, Any]] = pieces.unit(done, list, expected_s=0)
+        rows = pieces.unit(done, list, expected_s=0)
         return rows
     picks = {}
-    for shape in wanted:
-        alone = functools.partial(peer, bench.device, [shape])
-        title = f"peer {model} {'x'.join(map(str, shape))}"
-        picks[shape] = pieces.unit(title, alone, expected_s=30)[0]
+    for count, shapes in wanted.items():
+        alone = functools.partial(peer, bench.device, shapes)
+        found = pieces.unit(f"peer {model} {count}", alone, expected_s=100)
+        picks |= dict(zip(shapes, found, strict=True))
     folder = bench.work / name.replace(" ", "-")
     arguments = bench.build_arguments(model, counts)
     first = _tuned(pieces, f"tune {name}", arguments, folder / "first")
@@ -109,9 +110,7 @@ def _group(
         folder / "second",
         like=Path(first["work"]),
     )
-    compared = functools.partial(
-        _compare, model, wanted, (baked, second), picks, rounds
-    )
+    compared = functools.partial(_compare, model, (baked, second), picks, rounds)
     rows = pieces.unit(done, compared, expected_s=60)
     return rows
 
@@ -126,15 +125,14 @@ def _tuned(
 
 def _compare(
     model: str,
-    wanted: Sequence[Shape],
     tunes: tuple[Mapping[str, Any], Mapping[str, Any]],
     picks: Mapping[Shape, Mapping[str, Any]],
     rounds: int,
 ) -> list[dict[str, Any]]:
     """Let the candidates of each shape race, and make its row."""
-    lists = [first_lists(tune["lists"], wanted) for tune in tunes]
+    lists = [first_lists(tune["lists"], picks) for tune in tunes]
     entered, found = {}, {}
-    for shape in wanted:
+    for shape in picks:
         if shape in lists[0] and shape in lists[1] and picks[shape]["lists"]:
             pick = picks[shape]["lists"][-1]["pick"]
             found[shape] = pick_in(lists[0][shape]["candidates"], pick)
@@ -146,7 +144,7 @@ def _compare(
         offered = lists[0][shape], lists[1][shape]
         row = row_of(offered, raced[shape]["samples"], found[shape], picks[shape])
         rows.append({"model": model, **row, "disturbed": raced[shape]["disturbed"]})
-    for shape in wanted:
+    for shape in picks:
         if shape not in entered:
             print(f"no list with a choice: {model} {shape}")
     return rows

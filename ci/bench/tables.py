@@ -258,11 +258,10 @@ _LAYERS = {
 def _fuzz(result: Result) -> str:
     figures = result["figures"]
     lines = [
-        f"{figures['fuzz_inputs']:,} mutated bundles, of each schema's stored one, "
-        f"numbers {figures['first']} and on, {figures['inputs_per_core_s']} a second "
-        "and core. None was read as anything but the "
-        "original's files, no exception was another than flytune's own, and nothing "
-        "was written elsewhere:",
+        f"{figures['fuzz_inputs']:,} mutations of the stored bundles, made from the "
+        f"numbers {figures['first']:,} on, {figures['inputs_per_core_s']} a second and "
+        "core. Whatever was read holds files of the original and no other content; no "
+        "exception was another than flytune's own, and nothing was written elsewhere:",
         "",
         "| mutated | inputs | read | refused | in ways |",
         "| --- | --- | --- | --- | --- |",
