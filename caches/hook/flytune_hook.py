@@ -131,7 +131,9 @@ class Hook(flytune_imports.AfterImport):
         if module.__name__ in flytune_torch.MENDED:
             return
         if module.__name__ == _CALLBACKS:
-            self._undo.append(flytune_torch.after_compiling(module, self._count))
+            # Only counted: a torch that has no such thing serves all the same.
+            with contextlib.suppress(Exception):
+                self._undo.append(flytune_torch.after_compiling(module, self._count))
             return
         if module.__name__ == "torch":
             open_to = flytune_files.exposed(self.flytune_directory)
