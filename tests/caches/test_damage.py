@@ -126,6 +126,18 @@ def test_timings_that_serving_added_are_kept(bundle: Path) -> None:
     assert prepare(bundle).mended == ()
 
 
+@pytest.mark.parametrize("text", [b'{"XBLOCK": 64}', b"0.0123"])
+def test_what_serving_found_best_is_kept(tmp_path: Path, text: bytes) -> None:
+    name = f"inductor/ab/cab.{'best_config' if text[:1] == b'{' else 'kernel_perf'}"
+    bundle = installable(tmp_path, files={name: b'{"XBLOCK": 32}'})
+    directory = placed(bundle)
+    (directory / name).write_bytes(text)
+    assert (found(directory), prepare(bundle).mended) == ([], ())
+    (directory / name).write_bytes(b"{")
+    assert found(directory) == [name]
+    assert prepare(bundle).mended == (name,)
+
+
 @pytest.mark.parametrize("path", WHOLE)
 def test_what_the_bundle_cannot_mend_is_set_aside(
     bundle: Path, path: str, capsys: pytest.CaptureFixture[str]
