@@ -195,7 +195,7 @@ class Hook(flytune_imports.AfterImport):
             return
         self._undo.append(undo)
         live = getattr(config, name)
-        if live != value and _as_listed(live) != value:
+        if live != value and flytune_torch.as_listed(live) != value:
             part = f"policy `{name}`"
             yield _difference(part, value, live)._replace(code="FT105")
 
@@ -208,11 +208,6 @@ def _difference(part: str, built: Any, live: Any) -> Reason:
 
 def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _as_listed(value: Any) -> Any:
-    """Return a setting as JSON holds it."""
-    return list(value) if isinstance(value, (tuple, set, frozenset)) else value
 
 
 def arm(directory: str, changes: Changes, status: Any) -> None:

@@ -195,3 +195,8 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
+
+
+def as_listed(value: Any) -> Any:
+    """Return a setting as JSON holds it."""
+    return list(value) if isinstance(value, (tuple, set, frozenset)) else value
