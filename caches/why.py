@@ -90,7 +90,6 @@ def describe(row: Mapping[str, Any]) -> str:
         ("directory", row.get("directory")),
         ("state", f"{row['state']}: {_STATES.get(row['state'], 'unknown')}"),
         ("why", row.get("reason")),
-        *_parts(row),
         ("code", f"{row['code']}: {row['meaning']}" if row.get("code") else ""),
         ("do", row.get("action")),
         ("files", _counts(row.get("files"))),
@@ -105,12 +104,6 @@ def _process(row: Mapping[str, Any]) -> str:
         return ""
     state = "running" if row["alive"] else "ended"
     return f"{row['pid']} on {row.get('host')}, {state}: {row.get('command')}"
-
-
-def _parts(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for part in row.get("parts") or ():
-        built, live = part.get("built"), part.get("live")
-        yield "differs", f"{part.get('part')}: built for `{built}`, here `{live}`"
 
 
 def _counts(counts: Mapping[str, int] | None) -> str:

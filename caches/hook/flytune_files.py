@@ -21,6 +21,7 @@ size in bytes, the time in nanoseconds, and the SHA-256."""
 DAMAGED = "damaged"
 """The folder beside the caches that holds what was set aside."""
 _COPY_BYTES = 1 << 20
+_FOUND = (".best_config", ".kernel_perf", ".autotune.json")
 
 
 def hold(directory: str) -> int:
@@ -98,8 +99,8 @@ def damaged(
 ) -> list[str]:
     """Return which files of an installation are not as they were installed.
 
-    One that is absent is no damage, but a miss. Timings may be others by now, as
-    serving adds to them, but must be of their form.
+    One that is absent is no damage, but a miss. Timings, and what was found best, may
+    be others by now, as serving adds to them, but must be of their form.
 
     Args:
         files: what `read_marker` says of them.
@@ -149,9 +150,12 @@ def digest_of(path: str) -> str:
     return found.hexdigest()
 
 
-def is_timings(path: str) -> bool:
-    """Whether it is a file of Inductor's timings, which serving adds to."""
-    return path.split("/")[1:2] == ["cache"]
+def may_change(path: str) -> bool:
+    """Whether serving writes a file anew: Inductor's timings, and what it found best.
+
+    They are JSON, or one number.
+    """
+    return path.split("/")[1:2] == ["cache"] or path.endswith(_FOUND)
 
 
 def _is_whole(directory: str, path: str, row: Sequence[Any], read: bool) -> bool:
@@ -165,8 +169,8 @@ def _is_whole(directory: str, path: str, row: Sequence[Any], read: bool) -> bool
         same = found.st_size == size and found.st_mtime_ns == mtime_ns
         if same and not read:
             return True
-        if is_timings(path) and not same:
-            return _holds_timings(file)
+        if may_change(path) and not same:
+            return _is_sound(file, "cache" if path.split("/")[1] == "cache" else "")
         return size == found.st_size and digest_of(file) == digest
     except FileNotFoundError:
         return True
@@ -174,10 +178,12 @@ def _is_whole(directory: str, path: str, row: Sequence[Any], read: bool) -> bool
         return False
 
 
-def _holds_timings(path: str) -> bool:
+def _is_sound(path: str, field: str) -> bool:
+    """Whether torch can read what serving wrote: JSON, with the field if it has one."""
     try:
         with open(path, "rb") as file:
-            return isinstance(json.loads(file.read())["cache"], dict)
+            found = json.loads(file.read())
+        return not field or isinstance(found[field], dict)
     except (ValueError, RecursionError, LookupError, TypeError):
         return False
 

@@ -70,6 +70,7 @@ class Hook(flytune_imports.AfterImport):
         self._status = status
         self._checked = checked
         self._held = flytune_files.hold(directory)
+        self._graphs: dict[str, int] = {}
         self._undo: list[Callable[[], None]] = []
 
     def loaded(self, module: Any) -> None:
@@ -130,7 +131,9 @@ class Hook(flytune_imports.AfterImport):
         if module.__name__ in flytune_torch.MENDED:
             return
         if module.__name__ == _CALLBACKS:
-            self._undo.append(flytune_torch.after_compiling(module, self._count))
+            # Only counted: a torch that has no such thing serves all the same.
+            with contextlib.suppress(Exception):
+                self._undo.append(flytune_torch.after_compiling(module, self._count))
             return
         if module.__name__ == "torch":
             open_to = flytune_files.exposed(self.flytune_directory)
@@ -171,9 +174,17 @@ class Hook(flytune_imports.AfterImport):
         self._status.write()
 
     def _count(self, graphs: Mapping[str, int]) -> None:
-        """Tell how Inductor's lookups ended, if that is news."""
-        if graphs != self._status.graphs:
-            self._status.graphs = dict(graphs)
+        """Add to the status how lookups of graphs ended since the last time."""
+        new = {}
+        for name, number in graphs.items():
+            before = self._graphs.get(name, 0)
+            # A program may set torch's counters back.
+            new[name] = number - before if number >= before else number
+        self._graphs = dict(graphs)
+        if any(new.values()):
+            for name, number in new.items():
+                total = self._status.graphs.get(name, 0) + number
+                self._status.graphs[name] = total
             self._status.write()
 
     def _configure(self, config: Any, name: str, value: Any) -> Iterator[Reason]:
@@ -243,6 +254,7 @@ def arm_from_environment(*, unwatchable: str = "") -> None:
         restore(changes, os.environ)
         say_unused(SWITCHED_OFF, status)
         return
+    status.resume()
     hook = Hook(directory, changes, status, checked=False)
     if unwatchable:
         hook.unwatchable(unwatchable)

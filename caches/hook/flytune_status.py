@@ -79,6 +79,19 @@ class Status:
         """Count what went wrong."""
         self.errors[code] = self.errors.get(code, 0) + 1
 
+    def resume(self) -> None:
+        """Go on from what this very process said before it became another program."""
+        path = os.path.join(self.directory, f"{name_of(os.getpid())}.json")
+        try:
+            with open(path, encoding="utf-8") as file:
+                row = json.load(file)
+            if row["state"] in SERVING and row["directory"] == self.installed:
+                self.state, self.code = row["state"], row["code"]
+                self.reason, self.files = row["reason"], row["files"]
+                self.errors = row["errors"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return
+
     def write(self) -> None:
         """Write both files, each whole or not at all; do without where it cannot be."""
         if not self.directory:

@@ -156,8 +156,20 @@ def after_compiling(
                 }
             )
 
+    def clear() -> None:
+        type(handler).clear(handler)
+        handler.register_end_callback(tell)
+
+    # `torch._dynamo.reset` clears what is called.
+    handler.clear = clear
     handler.register_end_callback(tell)
-    return lambda: handler.remove_end_callback(tell)
+
+    def undo() -> None:
+        del handler.clear
+        with contextlib.suppress(ValueError):
+            handler.remove_end_callback(tell)
+
+    return undo
 
 
 def environment_parts(torch: Any, kind: str) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Bundles for benchmarks, made by the real command."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from flytune.caches import Bundle
+from flytune.shapes.registry import find_model
 
 # Not by a name on PATH: flytune may be importable and nothing more.
 COMMAND = (sys.executable, "-c", "from flytune.tuner.cli import main; main()")
@@ -39,3 +41,12 @@ def build_bundle(
     if not out.exists():
         done.check_returncode()
     return Bundle.open(out)
+
+
+def shortened(model: str, layers: int, work: Path) -> Path:
+    """Return a file with the model's config, of so many layers."""
+    raw = {**json.loads(find_model(model).raw), "num_hidden_layers": layers}
+    path = work / f"{Path(model).stem.lower()}-{layers}-layers.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(raw))
+    return path

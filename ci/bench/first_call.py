@@ -13,7 +13,6 @@ policies are run.
 """
 
 import functools
-import json
 import shutil
 import statistics
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from builds import build_bundle
+from builds import build_bundle, shortened
 from parts import parts_of
 from pieces import Bench, Pieces, bench_options, numbers
 from processes import fresh
@@ -35,7 +34,6 @@ from flytune.caches.ledger import Kind, read_events
 from flytune.caches.placing import CACHES
 from flytune.caches.policy import CUDA_POLICY, ServingPolicy
 from flytune.caches.verify import SESSION
-from flytune.shapes.registry import find_model
 
 PLAIN, COLD, MEGACACHE, BUNDLE = "plain", "cold", "megacache", "bundle"
 PRECOMPILED = "precompiled"
@@ -110,7 +108,7 @@ class _How:
     ) -> list[Row]:
         """Return a row a process: the plain, the cold one, and then hits in turn."""
         if layers:
-            model = str(_shortened(model, layers, self._bench.work))
+            model = str(shortened(model, layers, self._bench.work))
         more = ("--bake", "model") if layers else ()
         built = functools.partial(self._built, model, tokens)
         bundles = {BUNDLE: built(BUNDLE, more)}
@@ -197,15 +195,6 @@ class _How:
             # All that torch would use: many candidates in one process take minutes.
             del env[_THREADS]
         return request, env
-
-
-def _shortened(model: str, layers: int, work: Path) -> Path:
-    """Return a file with the model's config, of so many layers."""
-    raw = {**json.loads(find_model(model).raw), "num_hidden_layers": layers}
-    path = work / f"{Path(model).stem.lower()}-{layers}-layers.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(raw))
-    return path
 
 
 def _build(

@@ -5,15 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from bundles import installable
 
+from flytune.caches.bundle import Bundle
+from flytune.caches.child import clean_environment, run_module
 from flytune.caches.hook.flytune_files import damaged, read_marker, set_aside
 from flytune.caches.install import attempt, exec_environment
+from flytune.caches.policy import ServingPolicy
 from flytune.caches.prepare import prepare
+from flytune.caches.verify import SESSION, VERIFY_SEED, judge
 from flytune.shapes.errors import FlytuneError
 
 GRAPH = "inductor/fxgraph/ab/fabc/0123"
@@ -122,6 +126,18 @@ def test_timings_that_serving_added_are_kept(bundle: Path) -> None:
     assert prepare(bundle).mended == ()
 
 
+@pytest.mark.parametrize("text", [b'{"XBLOCK": 64}', b"0.0123"])
+def test_what_serving_found_best_is_kept(tmp_path: Path, text: bytes) -> None:
+    name = f"inductor/ab/cab.{'best_config' if text[:1] == b'{' else 'kernel_perf'}"
+    bundle = installable(tmp_path, files={name: b'{"XBLOCK": 32}'})
+    directory = placed(bundle)
+    (directory / name).write_bytes(text)
+    assert (found(directory), prepare(bundle).mended) == ([], ())
+    (directory / name).write_bytes(b"{")
+    assert found(directory) == [name]
+    assert prepare(bundle).mended == (name,)
+
+
 @pytest.mark.parametrize("path", WHOLE)
 def test_what_the_bundle_cannot_mend_is_set_aside(
     bundle: Path, path: str, capsys: pytest.CaptureFixture[str]
@@ -193,6 +209,31 @@ def test_a_child_sets_aside_what_was_damaged_since(bundle: Path) -> None:
     assert prepare(bundle).mended == (LIBRARY,)
 
 
+def test_a_command_goes_on_from_what_was_said_of_it(bundle: Path) -> None:
+    empty(placed(bundle) / LIBRARY)
+    main = "from flytune.tuner.cli import main; main()"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            main,
+            "exec",
+            bundle,
+            "--",
+            sys.executable,
+            "-c",
+            STATUS,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.endswith(f": {LIBRARY} (FT401)\n")
+    row = json.loads(done.stdout)
+    assert (row["state"], row["files"]) == ("hit", {"mended": 1})
+    assert row["errors"] == {"FT401": 1}
+
+
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"files": {"a": [1]}, "bundle": ""}'])
 def test_a_child_without_a_marker_serves_plain(bundle: Path, text: bytes) -> None:
     directory = placed(bundle)
@@ -217,3 +258,48 @@ def test_what_cannot_be_set_aside_is_not_served(
         prepare(bundle)
     assert attempt(bundle).code == "FT403"
     assert capsys.readouterr().err.endswith(f"set aside: {LIBRARY} (FT403)\n")
+
+
+@pytest.mark.slow
+def test_a_real_program_goes_on_where_its_files_are_damaged(
+    unfrozen_bundle: Path, tmp_path: Path
+) -> None:
+    manifest = Bundle.open(unfrozen_bundle).manifest
+    installed = prepare(unfrozen_bundle, command=True)
+    assert installed.directory is not None
+    caches = installed.directory / "inductor"
+    library = sorted(caches.rglob("*.main.so"))[0]
+    graph = sorted(caches.glob("fxgraph/*/*/*"))[0]
+    (timings,) = caches.glob("cache/*")
+    # Each of these alone ends a program: torch loads the library, takes the graph
+    # for whole, and looks up the lists of the graph that it then lowers.
+    for path in (library, graph, timings):
+        empty(path)
+    policy = ServingPolicy.from_json(manifest.policy)
+    request = {
+        "program": dict(manifest.program),
+        "policy": policy.to_json(),
+        "seed": VERIFY_SEED,
+        "without": (),
+    }
+    hook = {
+        name: exec_environment(installed)[name]
+        for name in ("PYTHONPATH", "FLYTUNE_INSTALLED", "FLYTUNE_STATUS_DIR")
+    }
+    result = tmp_path / "result.json"
+    env = clean_environment(policy, caches, **hook)
+    run_module(SESSION, request, result, env, what="the program")
+    found = judge(json.loads(result.read_text()), manifest, policy, (), [])
+    assert found.work["cpp_compiled"] >= 1
+    assert found.work["lowered"] >= 1
+    assert not [line for line in found.failures if "differs from eager" in line]
+    rows = (json.loads(path.read_text()) for path in status_files(tmp_path))
+    (row,) = (row for row in rows if row["state"] == "damaged")
+    assert row["files"] == {"set_aside": 3}
+    # The graph is a miss, and the others are hits.
+    assert row["graphs"]["miss"] >= 1
+    assert row["graphs"]["hit"] >= 1
+
+
+def status_files(tmp_path: Path) -> Iterator[Path]:
+    return (tmp_path / "home" / "status").glob("*.json")

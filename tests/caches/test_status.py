@@ -163,7 +163,11 @@ def test_graphs_are_counted_as_they_are_looked_for(tmp_path: Path) -> None:
         "from torch._dynamo.utils import counters\n"
         "counters['inductor']['fxgraph_cache_hit'] += 2\n"
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(3))\n"
+        "counters.clear(); torch._dynamo.reset()\n"
+        "counters['inductor']['fxgraph_cache_hit'] += 1\n"
+        "counters['inductor']['fxgraph_cache_miss'] += 1\n"
+        "torch.compile(lambda x: x + 2, backend='eager')(torch.ones(3))\n"
     )
     row, metrics = written(run(code + SHOW, installable(tmp_path)))
-    assert row["graphs"] == {"hit": 2}
-    assert re.search(r'flytune_graphs\{pid="\d+",result="hit"\} 2\n', metrics)
+    assert row["graphs"] == {"hit": 3, "miss": 1}
+    assert re.search(r'flytune_graphs\{pid="\d+",result="hit"\} 3\n', metrics)

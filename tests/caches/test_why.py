@@ -59,12 +59,13 @@ def test_a_miss_in_words(tmp_path: Path) -> None:
     assert lines[0].startswith(f"process    {pid} on ")
     assert ", ended: " in lines[0]
     assert "state      miss: serves without the bundle, which is for some" in lines[2]
-    (differs,) = (line for line in lines if line.startswith("differs"))
-    assert "hardware.isa: built for `['amx_tile']`, here `['" in differs
+    assert lines[3].startswith("why        hardware.isa: built for `amx_tile`, here `")
     meaning, action = EXPLAINED[Code.HARDWARE]
     assert f"code       FT101: {meaning}" in lines
     assert f"do         {action}" in lines
     assert row(pid)["action"] == action
+    (part,) = row(pid)["parts"]
+    assert (part["part"], part["built"]) == ("hardware.isa", ["amx_tile"])
 
 
 def test_a_process_that_runs_and_its_child(tmp_path: Path) -> None:
