@@ -128,6 +128,8 @@ def manifest_of(
             "name": plan.model.name,
             "architecture": plan.model.architecture,
             "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
+            "tp": options.tp,
+            "engine": options.engine,
         },
         program={"kind": "none"} if plan.program is None else plan.program.to_json(),
         policy=plan.policy.to_json(),

@@ -1,0 +1,96 @@
+"""Blobs that were fetched, by digest: what is whole is not fetched again."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flytune.caches.bundle import TEMPORARY, make_private, writing
+from flytune.caches.oci import Descriptor
+from flytune.caches.placing import flytune_home
+from flytune.caches.store import Store, checked
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was moved, of what a bundle is."""
+
+    blobs: int
+    of_blobs: int
+    size_bytes: int
+    of_bytes: int
+
+    @classmethod
+    def of(cls, moved: Iterable[Descriptor], whole: Iterable[Descriptor]) -> "Moved":
+        """Count blobs and bytes."""
+        part = [blob.size_bytes for blob in moved]
+        every = [blob.size_bytes for blob in whole]
+        return cls(len(part), len(every), sum(part), sum(every))
+
+    def row(self) -> dict[str, int]:
+        """Return the fields that `--json` prints."""
+        return {
+            "moved_blobs": self.blobs,
+            "blobs": self.of_blobs,
+            "moved_bytes": self.size_bytes,
+            "bytes": self.of_bytes,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.blobs} of {self.of_blobs} blobs, "
+            f"{self.size_bytes:,} of {self.of_bytes:,} bytes"
+        )
+
+
+class BlobFolder:
+    """The blobs of one store that are needed, and the folder of those at hand."""
+
+    def __init__(self, store: Store, root: Path | None = None) -> None:
+        """Fetch nothing yet.
+
+        Args:
+            root: `blobs` in flytune's own directory where None.
+
+        Raises:
+            FlytuneError: there is no home directory.
+        """
+        self._store = store
+        self._root = root or flytune_home() / "blobs" / "sha256"
+        self.fetched: list[Descriptor] = []
+        """Those that were not at hand."""
+
+    def get(self, blob: Descriptor) -> Path:
+        """Return where a blob is, whole, fetched if need be.
+
+        Raises:
+            FlytuneError: it cannot be fetched, or is another.
+        """
+        path = self._root / blob.digest.removeprefix("sha256:")
+        if _is_whole(path, blob):
+            return path
+        with writing(path):
+            make_private(self._root)
+            descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=self._root)
+            temporary = Path(name)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    for part in checked(blob, self._store.read(blob)):
+                        file.write(part)
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        self.fetched.append(blob)
+        return path
+
+
+def _is_whole(path: Path, blob: Descriptor) -> bool:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return False
+    return f"sha256:{digest}" == blob.digest

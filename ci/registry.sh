@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Puts Debian's docker-registry, to which the tests push, into a folder. It needs Debian
+# or Ubuntu and no root.
+#
+#   ci/registry.sh FOLDER
+set -euo pipefail
+folder=$1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# Lists of packages of our own, since a fresh machine may have none or old ones.
+get() {
+    mkdir -p "$scratch/lists/partial" "$scratch/cache/archives/partial"
+    apt-get -qq -o Dir::State::Lists="$scratch/lists" -o Dir::Cache="$scratch/cache" \
+        -o APT::Sandbox::User="$(id -un)" "$@"
+}
+
+cd "$scratch"
+get update
+get download docker-registry
+dpkg -x docker-registry_*.deb root
+cd - >/dev/null
+mkdir -p "$folder"
+mv "$scratch/root/usr/bin/docker-registry" "$folder/docker-registry.part"
+mv "$folder/docker-registry.part" "$folder/docker-registry"
