@@ -52,7 +52,7 @@ def pack(
     if not staging.is_dir():
         raise FlytuneError(f"no directory to pack: {staging}")
     with writing(out):
-        files = {path: _entry(staging / path) for path in _staged(staging)}
+        files = {path: file_entry(staging / path) for path in _staged(staging)}
         text = replace(manifest, files=files).to_json()
         # What would be refused when read must not be published.
         Manifest.from_json(text)
@@ -216,7 +216,8 @@ def _in_order(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(paths, key=lambda path: (path.startswith("inductor/"), path)))
 
 
-def _entry(path: Path) -> FileEntry:
+def file_entry(path: Path) -> FileEntry:
+    """Return what a manifest says of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return FileEntry(digest.hexdigest(), file.tell())

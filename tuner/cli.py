@@ -23,6 +23,7 @@ COMMANDS = (
     ("installed", "care_commands:installed_command", "List what is installed."),
     ("gc", "care_commands:gc_command", "Remove what was not used for longest."),
     ("why", "care_commands:why_command", "Say what became of a bundle."),
+    ("merge", "merge_command:merge_command", "Join bundles for one target."),
     ("push", "ship_commands:push_command", "Send a bundle to a registry or hub."),
     ("pull", "ship_commands:pull_command", "Fetch the bundle for a host."),
     ("mirror", "ship_commands:mirror_command", "Copy a tag into a folder."),
