@@ -9,7 +9,7 @@ from typing import Any
 from flytune.caches.bundle import Bundle
 from flytune.caches.manifest import FileEntry, Manifest
 from flytune.caches.merge_files import Source, join_files
-from flytune.caches.merge_manifest import check_together, joined_manifest
+from flytune.caches.merge_manifest import check_together, joined_manifest, merged_from
 from flytune.caches.packing import check_absent, pack, publish
 from flytune.caches.several import part_name, parts_of
 from flytune.shapes.errors import FlytuneError
@@ -40,7 +40,8 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
     """Join bundles for one target and one policy; every file of each is kept.
 
     The order of the bundles does not matter: where they conflict the newest wins, by
-    the time that its manifest says, then by its digest. The result is not verified.
+    the time that its manifest says, then by its digest. One that another was merged
+    from is in it. The result is not verified.
 
     Args:
         out: as for `pack`.
@@ -53,7 +54,11 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
     if not found:
         raise FlytuneError("nothing to merge")
     check_together(tuple(found.values()))
-    bundles = sorted(found.values(), key=lambda one: (one.manifest.created, one.digest))
+    inside = {digest for bundle in found.values() for digest in merged_from(bundle)}
+    bundles = sorted(
+        (bundle for digest, bundle in found.items() if digest not in inside),
+        key=lambda one: (one.manifest.created, one.digest),
+    )
     with tempfile.TemporaryDirectory(prefix="flytune-merge-") as directory:
         sources = []
         for number, bundle in enumerate(bundles):

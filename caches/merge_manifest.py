@@ -15,6 +15,8 @@ from flytune.shapes.errors import FlytuneError
 # Room for sizes: bundles that are served together need the sum.
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 _ABSENT = "absent"
+_FROM = "merged_from"
+"""Of `coverage`: digests, each of a bundle."""
 
 
 def check_together(bundles: Sequence[Bundle]) -> None:
@@ -52,7 +54,10 @@ def joined_manifest(
     newest = bundles[-1].manifest
     manifests = [bundle.manifest for bundle in bundles]
     parts = _distinct_parts(manifests)
-    stated = {"conflicts": list(conflicts)} if conflicts else {}
+    origins = {origin for bundle in bundles for origin in merged_from(bundle)}
+    stated: dict[str, Any] = {_FROM: sorted({*origins, *(b.digest for b in bundles)})}
+    if conflicts:
+        stated["conflicts"] = list(conflicts)
     common = replace(
         newest,
         flytune=importlib.metadata.version("flytune"),
@@ -79,6 +84,11 @@ def joined_manifest(
         bake=_joined_bake([part["bake"] for part in parts]),
     )
     return merged, parts
+
+
+def merged_from(bundle: Bundle) -> tuple[str, ...]:
+    """Return the digests of the bundles that one was merged from, if it was."""
+    return tuple(bundle.manifest.coverage.get(_FROM, ()))
 
 
 def _other_targets(one: Manifest, two: Manifest) -> Iterator[tuple[str, str, Any, Any]]:
