@@ -50,7 +50,11 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
         FlytuneError: `out` exists, a bundle is corrupt, or they do not go together.
     """
     check_absent(out)
-    found = {bundle.digest: bundle for bundle in map(Bundle.open, paths)}
+    found: dict[str, Bundle] = {}
+    for bundle in map(Bundle.open, paths):
+        # One of two copies, whatever their order: conflicts tell its name.
+        copies = (bundle, found.get(bundle.digest, bundle))
+        found[bundle.digest] = min(copies, key=lambda one: one.path)
     if not found:
         raise FlytuneError("nothing to merge")
     check_together(tuple(found.values()))
