@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.manifest import FileEntry, Manifest
@@ -12,7 +12,11 @@ from flytune.caches.merge_files import Source, join_files
 from flytune.caches.merge_manifest import check_together, joined_manifest, merged_from
 from flytune.caches.packing import check_absent, pack, publish
 from flytune.caches.several import part_name, parts_of
+from flytune.caches.trust import HERE, Trust, admit
 from flytune.shapes.errors import FlytuneError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,14 @@ class Merged:
         }
 
 
-def merge(paths: Sequence[Path], out: Path) -> Merged:
+def merge(
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    trust: Trust = HERE,
+    provenance: Mapping[str, Any] | None = None,
+    keys: Sequence["Ed25519PrivateKey"] = (),
+) -> Merged:
     """Join bundles for one target and one policy; every file of each is kept.
 
     The order of the bundles does not matter: where they conflict the newest wins, by
@@ -45,13 +56,18 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
 
     Args:
         out: as for `pack`.
+        trust: whose bundles may be joined: to sign what was joined is to vouch for it.
+        provenance: of the merge.
+        keys: as for `pack`; a bundle that is kept as it is keeps its own signature.
 
     Raises:
+        UntrustedError: nobody vouches for one of the bundles here.
         FlytuneError: `out` exists, a bundle is corrupt, or they do not go together.
     """
     check_absent(out)
     found: dict[str, Bundle] = {}
     for bundle in map(Bundle.open, paths):
+        admit(bundle, trust)
         # One of two copies, whatever their order: conflicts tell its name.
         copies = (bundle, found.get(bundle.digest, bundle))
         found[bundle.digest] = min(copies, key=lambda one: one.path)
@@ -72,9 +88,9 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
         staging = Path(directory) / "joined"
         staging.mkdir()
         files, conflicts = join_files(sources, staging)
-        manifest, parts = joined_manifest(bundles, conflicts)
+        manifest, parts = joined_manifest(bundles, conflicts, provenance or {})
         if (whole := _whole(sources, files, parts)) is None:
-            pack(staging, manifest, out)
+            pack(staging, manifest, out, keys=keys)
         else:
             for name, content in whole.bundle.heads().items():
                 (whole.placed / name).write_bytes(content)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.manifest import Manifest, canonical_json
+from flytune.caches.manifest import MANIFEST_SCHEMA, Manifest, canonical_json
 from flytune.caches.several import parts_of, program_of
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.shapes.errors import FlytuneError
@@ -40,13 +40,16 @@ def check_together(bundles: Sequence[Bundle]) -> None:
 
 
 def joined_manifest(
-    bundles: Sequence[Bundle], conflicts: Sequence[str]
+    bundles: Sequence[Bundle],
+    conflicts: Sequence[str],
+    provenance: Mapping[str, Any],
 ) -> tuple[Manifest, tuple[Mapping[str, Any], ...]]:
     """Return the manifest of all that bundles hold, not yet verified, and its parts.
 
     Args:
         bundles: Which go together, oldest first.
         conflicts: A line each.
+        provenance: Of the merge; each part has that of its bundle.
 
     Raises:
         FlytuneError: the program of one is malformed.
@@ -66,7 +69,9 @@ def joined_manifest(
         or None,
         winners=_distinct(row for m in manifests for row in m.winners),
         verify=None,
+        provenance=provenance,
         files={},
+        schema=MANIFEST_SCHEMA,
     )
     if len(parts) == 1:
         coverage = {**newest.coverage, **stated}

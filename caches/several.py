@@ -9,14 +9,14 @@ from flytune.shapes.errors import FlytuneError
 
 SEVERAL = "several"
 """The kind of such a program."""
-_MAPPINGS = ("model", "program", "policy", "coverage", "bake")
+_MAPPINGS = ("model", "program", "policy", "coverage", "bake", "provenance")
 
 
 def parts_of(manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
     """Return what a bundle was merged of, or the one part that a plain bundle is.
 
-    Each has the `model`, `program`, `policy`, `coverage`, `bake` and `timed_on` of the
-    bundle that it came in, and when that was `created`.
+    Each has the `model`, `program`, `policy`, `coverage`, `bake`, `provenance` and
+    `timed_on` of the bundle that it came in, and when that was `created`.
 
     Raises:
         FlytuneError: the program of a merged bundle is malformed.

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from flytune.caches.bundle import Bundle
 from flytune.caches.columns import Status
 from flytune.caches.inspect import describe
+from flytune.caches.keyring import own_key
 from flytune.caches.keys import GraphKey, read_keys, write_keys
 from flytune.caches.merge import Merged, merge
 from flytune.caches.records import TuningRecord, read_records, write_records
 from flytune.caches.several import singles
 from flytune.caches.target import Target
+from flytune.caches.trust import HERE, Trust, UntrustedError, admit
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 
@@ -64,7 +66,8 @@ def test_bundle_with_itself_is_itself(
     tmp_path: Path, names: tuple[str, ...], out: str
 ) -> None:
     made = bundle(tmp_path, names[0], verify={"ok": True})
-    found = merge([tmp_path / name for name in names], tmp_path / out)
+    paths = [tmp_path / name for name in names]
+    found = merge(paths, tmp_path / out)
     assert Bundle.open(tmp_path / out).digest == Bundle.open(made).digest
     assert content(tmp_path / out) == content(made)
     assert found.conflicts == ()
@@ -310,3 +313,20 @@ def test_corrupt_bundle_is_refused(tmp_path: Path) -> None:
     (two / GRAPH).write_bytes(b"grapH")
     with pytest.raises(FlytuneError, match="another digest"):
         merged(tmp_path, one, two)
+
+
+def test_what_nobody_vouches_for_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [bundle(tmp_path, name) for name in ("a.tar.zst", "bb.tar.zst")]
+    found = merge(paths, tmp_path / "out", keys=[own_key()], provenance={"host": "h"})
+    admit(Bundle.open(found.out), HERE)
+    assert found.manifest.provenance == {"host": "h"}
+    # What holds the others already is kept with its own signature.
+    kept = merge([found.out, paths[0]], tmp_path / "kept")
+    assert tree(kept.out) == tree(found.out)
+    monkeypatch.setenv("FLYTUNE_KEYS", str(tmp_path / "nobody"))
+    with pytest.raises(UntrustedError):
+        merge(paths, tmp_path / "untrusted")
+    merge(paths, tmp_path / "unsigned", trust=Trust(allow_unsigned=True))
+    assert Bundle.open(tmp_path / "unsigned").envelope is None
