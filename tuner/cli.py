@@ -27,6 +27,7 @@ COMMANDS = (
     ("push", "ship_commands:push_command", "Send a bundle to a registry or hub."),
     ("pull", "ship_commands:pull_command", "Fetch the bundle for a host."),
     ("mirror", "ship_commands:mirror_command", "Copy a tag into a folder."),
+    ("wheel", "wheel_command:wheel_command", "Make a bundle installable by pip."),
     ("doctor", "doctor_command:doctor_command", "Say what this host is fit for."),
 )
 """Name, where in `flytune.tuner` it is, and its line in `flytune --help`."""
