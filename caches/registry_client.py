@@ -51,14 +51,12 @@ class RegistryClient:
         """
         import oras.provider
 
-        named = ca or os.environ.get(CA_VARIABLE)
-        if named and not Path(named).is_file():
-            raise FlytuneError(f"no such file of certificates: {named}")
+        named = certificates(ca)
         # It says on stderr, as errors, what is said here in one line.
         logging.getLogger("oras").setLevel(logging.CRITICAL)
         self.reference = reference
         self._scheme = "http" if insecure else "https"
-        self._verify = str(named) if named else True
+        self._verify: str | bool = str(named) if named else True
         self._oras = oras.provider.Registry(
             reference.place, insecure=insecure, tls_verify=self._verify
         )
@@ -185,6 +183,20 @@ class RegistryClient:
             raise FlytuneError(
                 f"registry cannot be reached: {place}: {_reason(error)}"
             ) from error
+
+
+def certificates(ca: Path | None) -> Path | None:
+    """Return the file of certificates to trust: `ca`, else `$FLYTUNE_CA` if it is set.
+
+    Raises:
+        FlytuneError: it is absent.
+    """
+    named = ca or os.environ.get(CA_VARIABLE)
+    if not named:
+        return None
+    if not Path(named).is_file():
+        raise FlytuneError(f"no such file of certificates: {named}")
+    return Path(named)
 
 
 class Body:

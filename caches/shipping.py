@@ -49,9 +49,10 @@ class Shipped:
 
     bundle: str
     """The pinned reference of this very bundle."""
-    index: str
+    index: str | None = None
     """The pinned reference of what the tag names: all bundles of the model."""
-    moved: Moved
+    moved: Moved | None = None
+    """None where the library that moved it does not say."""
     out: Path | None = None
     """Where it was pulled to."""
 
@@ -149,7 +150,7 @@ def pull(
     else:
         chosen = choose([described(document)], wanted, remote.manifest)
     image = remote.image(chosen)
-    target = out or Path(_name(remote.manifest(chosen)))
+    target = out or Path(file_name(remote.manifest(chosen)))
     check_absent(target)
     with (
         writing(target),
@@ -207,11 +208,16 @@ class _Remote:
         return self.blobs.get(image.config).read_bytes()
 
 
-def _name(manifest: Manifest) -> str:
+def file_name(manifest: Manifest) -> str:
     """Return the name of a bundle that was given none, as a build's."""
-    model = re.sub(r"[^a-z0-9._-]+", "-", str(manifest.model.get("name")).lower())
     slug = Target.from_json(manifest.target).slug
-    return f"{model.strip('.-') or 'bundle'}.{slug}{ARCHIVE_SUFFIX}"
+    return f"{model_word(manifest)}.{slug}{ARCHIVE_SUFFIX}"
+
+
+def model_word(manifest: Manifest) -> str:
+    """Return a model's name as part of a file's."""
+    word = re.sub(r"[^a-z0-9._-]+", "-", str(manifest.model.get("name")).lower())
+    return word.strip(".-") or "bundle"
 
 
 def mirror(

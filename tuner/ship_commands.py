@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from flytune.caches.choice import Wanted
+from flytune.caches.hub import pull_from_hub, push_to_hub
 from flytune.caches.layout import LayoutStore
 from flytune.caches.shipping import Shipped, mirror, pull, push, store_of
-from flytune.caches.store import Reference
+from flytune.caches.store import HUB_SCHEME, Reference
 
 _REFERENCE = click.argument("reference")
 _INSECURE = click.option(
@@ -40,10 +41,13 @@ def push_command(
 ) -> None:
     """Send BUNDLE to REFERENCE and print what names it for good.
 
-    REFERENCE is REGISTRY/REPOSITORY[:TAG], or oci:DIR[:TAG] for a folder. A tag is an
-    index of the bundles of one model: one for the same target, ranks and engine is
-    replaced, all others stay.
+    REFERENCE is REGISTRY/REPOSITORY[:TAG], oci:DIR[:TAG] for a folder, or
+    hf://ORG/REPO[@REVISION]. A tag is an index of the bundles of one model: one for the
+    same target, ranks and engine is replaced, all others stay.
     """
+    if reference.startswith(HUB_SCHEME):
+        _print(push_to_hub(bundle, reference, ca), as_json)
+        return
     parsed = Reference.parse(reference)
     store = store_of(parsed, insecure=insecure, ca=ca)
     _print(push(bundle, parsed, store), as_json)
@@ -78,6 +82,9 @@ def pull_command(
     bundles, one must be chosen. Nothing is overwritten.
     """
     wanted = Wanted(target, tp, engine, for_host)
+    if reference.startswith(HUB_SCHEME):
+        _print(pull_from_hub(reference, wanted, out, ca), as_json)
+        return
     parsed = Reference.parse(reference)
     store = store_of(parsed, insecure=insecure, ca=ca)
     _print(pull(parsed, store, wanted, out), as_json)
@@ -106,13 +113,15 @@ def mirror_command(
 
 
 def _print(shipped: Shipped, as_json: bool) -> None:
-    row = {"bundle": shipped.bundle, "index": shipped.index}
-    if shipped.out is not None:
-        row["out"] = str(shipped.out)
+    out = None if shipped.out is None else str(shipped.out)
+    row = {"bundle": shipped.bundle, "index": shipped.index, "out": out}
     if as_json:
-        click.echo(json.dumps({**row, **shipped.moved.row()}))
+        moved = {} if shipped.moved is None else shipped.moved.row()
+        click.echo(json.dumps({**row, **moved}))
     else:
-        _echo({**row, "moved": str(shipped.moved)})
+        moved_text = None if shipped.moved is None else str(shipped.moved)
+        lines = {**row, "moved": moved_text}
+        _echo({name: text for name, text in lines.items() if text is not None})
 
 
 def _echo(lines: Mapping[str, str]) -> None:
