@@ -40,6 +40,8 @@ from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 
 _PART = PREFIX + "part"
+_OVERHEAD_BYTES = 4096
+"""More than what an archive says of one file."""
 _HEADS = {MANIFEST_NAME: CONFIG_TYPE, SIGNATURE_NAME: SIGNATURE_TYPE}
 
 
@@ -174,7 +176,15 @@ def _assemble(image: Image, remote: "_Remote", staging: Path) -> None:
     text = remote.config(image)
     files = Manifest.from_json(text).files
     (staging / MANIFEST_NAME).write_bytes(text)
+    # Nothing packs to twice its size: what is larger is not what the manifest lists.
+    unpacked = sum(entry.size_bytes for entry in files.values())
+    limit_bytes = 2 * unpacked + _OVERHEAD_BYTES * (len(files) + 1)
     for layer in image.layers:
+        if layer.size_bytes > limit_bytes:
+            raise FlytuneError(
+                f"layer is larger than the bundle: {layer.digest}: "
+                f"{layer.size_bytes} bytes"
+            )
         if layer.media_type == SIGNATURE_TYPE:
             shutil.copyfile(remote.blobs.get(layer), staging / SIGNATURE_NAME)
         elif layer.media_type == PART_TYPE:

@@ -22,4 +22,6 @@ dpkg -x docker-registry_*.deb root
 cd - >/dev/null
 mkdir -p "$folder"
 mv "$scratch/root/usr/bin/docker-registry" "$folder/docker-registry.part"
+# The package's own time is years ago, and make would get it again and again.
+touch "$folder/docker-registry.part"
 mv "$folder/docker-registry.part" "$folder/docker-registry"

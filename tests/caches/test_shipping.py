@@ -1,5 +1,6 @@
 """Push, pull and mirror against a real registry, with small bundles."""
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -18,11 +19,18 @@ from registry import (
     token_server,
 )
 
+from flytune.caches.archive import ArchiveWriter
 from flytune.caches.bundle import Bundle
 from flytune.caches.choice import Wanted
 from flytune.caches.layers import by_part, write_part
 from flytune.caches.layout import LayoutStore
-from flytune.caches.oci import INDEX_TYPE, Document, entries
+from flytune.caches.oci import (
+    INDEX_TYPE,
+    PART_TYPE,
+    Descriptor,
+    Document,
+    entries,
+)
 from flytune.caches.parts import part_of
 from flytune.caches.shipping import Shipped, mirror, pull, push, store_of
 from flytune.caches.store import Reference
@@ -436,6 +444,71 @@ def test_mirror_of_a_damaged_blob_leaves_no_tag(
         mirror(source, store_of(source, insecure=True), LayoutStore(layout))
     with pytest.raises(FlytuneError, match="not in the layout"):
         held(str(layout))
+
+
+def hostile(folder: Path, layers: Any) -> str:
+    """A layout with a bundle's image whose layers were changed; its reference."""
+    reference = f"oci:{folder / 'layout'}"
+    pushed = send(installable(folder), reference)
+    store = LayoutStore(Reference.parse(reference))
+    image = store.document(pushed.bundle.partition("@")[2])
+    row = {**image.row(), "layers": layers(store, list(image.row()["layers"]))}
+    document = Document(image.media_type, json.dumps(row).encode())
+    store.put(document, "hostile")
+    return f"{reference}:hostile"
+
+
+def part_with(*files: tuple[str, bytes]) -> Any:
+    """Put a part with these members in the place of that with the timings."""
+
+    def change(store: LayoutStore, layers: list[Any]) -> list[Any]:
+        content = io.BytesIO()
+        archive = ArchiveWriter(content)
+        for name, text in files:
+            archive.add(name, len(text), io.BytesIO(text))
+        archive.finish()
+        blob = Descriptor.of(PART_TYPE, content.getvalue())
+        store.fill(blob, iter([content.getvalue()]))
+        kept = [one for one in layers if "timings" not in str(one)]
+        return [*kept, blob.to_json()]
+
+    return change
+
+
+def larger(store: LayoutStore, layers: list[Any]) -> list[Any]:
+    return [{**one, "size": 2**40} for one in layers]
+
+
+def unknown(store: LayoutStore, layers: list[Any]) -> list[Any]:
+    return [{**one, "mediaType": "application/octet-stream"} for one in layers]
+
+
+TIMINGS = "inductor/cache/5e1f"
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (part_with(("inductor/other", b"")), "a file that its manifest does not list"),
+        (part_with(("../../x", b"")), "path climbs out"),
+        (part_with((TIMINGS, b"")), "another size than its manifest"),
+        (part_with((TIMINGS, b"x" * 13)), "another digest than its manifest"),
+        (part_with(*[(TIMINGS, b"x" * 13)] * 2), "holds a member twice"),
+        (part_with(("keys.json", b"[]\n")), "holds a member twice"),
+        (part_with(), "lacks a file of its manifest"),
+        (larger, "layer is larger than the bundle"),
+        (unknown, "layer is of an unknown kind"),
+        (lambda store, layers: [{}], "descriptor is malformed"),
+        (lambda store, layers: {}, "image manifest has no layers"),
+    ],
+)
+def test_hostile_layers_leave_nothing(tmp_path: Path, layers: Any, words: str) -> None:
+    reference = hostile(tmp_path, layers)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(FlytuneError, match=words):
+        fetch(reference, tmp_path / "out")
+    after = sorted(path.name for path in tmp_path.iterdir() if path.name != "home")
+    assert after == before
 
 
 @pytest.mark.parametrize(
