@@ -47,7 +47,7 @@ class Wanted:
 def choose(
     offered: Iterable[Descriptor],
     wanted: Wanted,
-    load: Callable[[Descriptor], Manifest],
+    load: Callable[[Descriptor], Manifest | str],
 ) -> Descriptor:
     """Return the one entry that is what is asked for.
 
@@ -55,7 +55,7 @@ def choose(
     compared, part by part.
 
     Args:
-        load: Gets the manifest of an entry's bundle.
+        load: Gets the manifest of an entry's bundle, as `read_manifest` does.
 
     Raises:
         FlytuneError: none is, and which is nearest; or several are.
@@ -65,7 +65,7 @@ def choose(
     if not found:
         raise FlytuneError(f"no bundle for {wanted}: there is {_names(offered)}")
     if wanted.for_host:
-        judged = [(host_misses(load, entry), entry) for entry in found]
+        judged = [(host_misses(load(entry)), entry) for entry in found]
         found = tuple(entry for misses, entry in judged if not misses)
         if not found:
             misses, nearest = min(judged, key=lambda one: len(one[0]))
@@ -81,15 +81,25 @@ def choose(
     return found[0]
 
 
-def host_misses(
-    load: Callable[[Descriptor], Manifest], entry: Descriptor
-) -> tuple[str, ...]:
-    """Return why an entry's bundle would not be used here, a line each.
+def read_manifest(text: bytes) -> Manifest | str:
+    """Return a manifest, or why it is none to this flytune.
+
+    One bundle of a fleet may be of a newer schema, and another still be for this host.
+    """
+    try:
+        return Manifest.from_json(text)
+    except FlytuneError as error:
+        return str(error)
+
+
+def host_misses(manifest: Manifest | str) -> tuple[str, ...]:
+    """Return why a bundle would not be used here, a line each.
 
     Raises:
-        FlytuneError: it cannot be fetched, or this host's accelerator not be asked.
+        FlytuneError: this host's accelerator cannot be asked.
     """
-    manifest = load(entry)
+    if isinstance(manifest, str):
+        return (manifest,)
     kind = str(manifest.target["hardware"].get("kind"))
     threads = manifest.policy.get("threads")
     if kind == "cpu" or may_have_accelerator():

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import TEMPORARY, Bundle, writing
-from flytune.caches.choice import Wanted, choose
+from flytune.caches.choice import Wanted, choose, read_manifest
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, check_path
-from flytune.caches.oci import Descriptor, annotations, ranks_and_engines
+from flytune.caches.oci import TARGET, Descriptor, annotations, ranks_and_engines
 from flytune.caches.packing import check_absent, publish
 from flytune.caches.registry_client import certificates
 from flytune.caches.shipping import Shipped, file_name, model_word
@@ -129,17 +129,17 @@ def pull_from_hub(
             )
 
         fetch([f"{glob.escape(folder)}/{MANIFEST_NAME}" for folder in folders])
-        manifests = {
-            folder: Manifest.from_json((fetched / folder / MANIFEST_NAME).read_bytes())
-            for folder in folders
-        }
-        offered = [
-            Descriptor("", folder, 0, annotations(manifest))
-            for folder, manifest in manifests.items()
-        ]
+        manifests: dict[str, Manifest | str] = {}
+        offered = []
+        for folder in folders:
+            found = read_manifest((fetched / folder / MANIFEST_NAME).read_bytes())
+            notes = {TARGET: folder} if isinstance(found, str) else annotations(found)
+            manifests[folder] = found
+            offered.append(Descriptor("", folder, 0, notes))
         folder = choose(offered, wanted, lambda entry: manifests[entry.digest]).digest
         fetch([f"{glob.escape(folder)}/*"])
-        target = out or Path(file_name(manifests[folder]))
+        manifest = Bundle.open(fetched / folder).manifest
+        target = out or Path(file_name(manifest))
         publish(fetched / folder, target)
     return Shipped(place.at(str(info.sha)), out=target)
 
@@ -149,7 +149,8 @@ def _folder(manifest: Manifest) -> str:
     ranks, engines = ranks_and_engines(manifest)
     plain = (ranks, engines) == (("1",), ("transformers",))
     rank = "" if plain else f".tp{'-'.join(ranks)}.{'-'.join(engines)}"
-    return f"{Target.from_json(manifest.target).slug}/{model_word(manifest)}{rank}"
+    word = re.sub(r"[^\w.-]+", "-", f"{model_word(manifest)}{rank}")
+    return f"{Target.from_json(manifest.target).slug}/{word}"
 
 
 def _folders(names: Sequence[str]) -> tuple[str, ...]:

@@ -259,16 +259,21 @@ def ranks_and_engines(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, .
 
     It is one of each, but for a merged bundle.
     """
-    models = manifest.model.get("models", (manifest.model,))
-    ranks = {int(model.get("tp", 1)) for model in models}
-    engines = {str(model.get("engine", "transformers")) for model in models}
-    return tuple(map(str, sorted(ranks))), tuple(sorted(engines))
+    several = manifest.model.get("models")
+    models = several if isinstance(several, list) else [manifest.model]
+    rows = [model for model in models if isinstance(model, Mapping)]
+    ranks = {str(row.get("tp", 1)) for row in rows}
+    engines = {str(row.get("engine", "transformers")) for row in rows}
+    return tuple(sorted(ranks)), tuple(sorted(engines))
 
 
 def _identity(manifest: Manifest, target: Target) -> str:
     """Name target, ranks and engines in a form that a tag may hold."""
     digest = sha256_hex(canonical_json(deciding_parts(target)))[:12]
-    ranks, engines = map("-".join, ranks_and_engines(manifest))
+    ranks, engines = (
+        re.sub(r"[^a-z0-9]+", "-", " ".join(names).lower())
+        for names in ranks_and_engines(manifest)
+    )
     return f"{target.slug}.{digest}.tp{ranks}.{engines}"
 
 

@@ -36,7 +36,7 @@ _ADD_ATTEMPTS = 50
 _TAG_LIMIT = 128
 # What follows the tag's own name: an identity, or its digest where it is too long.
 _IDENTITY = re.compile(
-    r"[a-z0-9]+(?:-[a-z0-9]+)*\.[0-9a-f]{12}\.tp[0-9-]+\.[a-z0-9-]+|[0-9a-f]{32}"
+    r"[a-z0-9]+(?:-[a-z0-9]+)*\.[0-9a-f]{12}\.tp[a-z0-9-]+\.[a-z0-9-]+|[0-9a-f]{32}"
 )
 
 

@@ -74,6 +74,7 @@ def _is_part(part: Any) -> bool:
     return (
         isinstance(part, Mapping)
         and all(isinstance(part.get(name), Mapping) for name in _MAPPINGS)
+        and isinstance(part["policy"].get("tokens", []), list)
         and isinstance(part.get("created"), str)
         and isinstance(part.get("timed_on"), str | None)
     )

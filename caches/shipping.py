@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flytune.caches.blobs import BlobFolder, Moved
 from flytune.caches.bundle import ARCHIVE_SUFFIX, TEMPORARY, Bundle, writing
-from flytune.caches.choice import Wanted, choose
+from flytune.caches.choice import Wanted, choose, read_manifest
 from flytune.caches.layers import by_part, read_part, write_part
 from flytune.caches.layout import LayoutStore
 from flytune.caches.manifest import (
@@ -152,7 +152,7 @@ def pull(
     else:
         chosen = choose([described(document)], wanted, remote.manifest)
     image = remote.image(chosen)
-    target = out or Path(file_name(remote.manifest(chosen)))
+    target = out or Path(file_name(Manifest.from_json(remote.config(image))))
     check_absent(target)
     with (
         writing(target),
@@ -209,8 +209,8 @@ class _Remote:
     def image(self, entry: Descriptor) -> Image:
         return Image.read(self.document(entry.digest))
 
-    def manifest(self, entry: Descriptor) -> Manifest:
-        return Manifest.from_json(self.config(self.image(entry)))
+    def manifest(self, entry: Descriptor) -> Manifest | str:
+        return read_manifest(self.config(self.image(entry)))
 
     def config(self, image: Image) -> bytes:
         if image.config.size_bytes > MANIFEST_LIMIT_BYTES:

@@ -27,8 +27,10 @@ from flytune.caches.layout import LayoutStore
 from flytune.caches.oci import (
     INDEX_TYPE,
     PART_TYPE,
+    TARGET,
     Descriptor,
     Document,
+    described,
     entries,
 )
 from flytune.caches.parts import part_of
@@ -220,6 +222,27 @@ def test_bundle_of_bare_kernels_is_for_no_host(tmp_path: Path, repo: str) -> Non
     with pytest.raises(FlytuneError, match="nothing to serve from"):
         fetch(repo, tmp_path / "out", for_host=True)
     assert fetch(repo, tmp_path / "out").out == tmp_path / "out"
+
+
+def test_newer_schema_in_a_fleet_is_no_obstacle(tmp_path: Path, repo: str) -> None:
+    reference = f"oci:{tmp_path / 'layout'}"
+    send(installable(tmp_path, "far.tar.zst", target=elsewhere()), reference)
+    store = LayoutStore(Reference.parse(reference))
+    (entry,) = entries(store.document("latest"))
+    image = store.document(entry.digest)
+    text = json.dumps({"schema": 99}).encode()
+    config = Descriptor.of("application/vnd.flytune.manifest.v1+json", text)
+    store.fill(config, iter([text]))
+    row = {**image.row(), "config": config.to_json()}
+    newer = Document(image.media_type, json.dumps(row).encode())
+    store.put(newer, None)
+    store.add(described(newer), "latest")
+    with pytest.raises(FlytuneError, match="manifest schema 99 is newer"):
+        fetch(reference, tmp_path / "out", for_host=True)
+    send(installable(tmp_path), reference)
+    assert fetch(reference, tmp_path / "out", for_host=True).out == tmp_path / "out"
+    with pytest.raises(FlytuneError, match="manifest schema 99 is newer"):
+        fetch(reference, tmp_path / "other", target=entry.annotations[TARGET])
 
 
 def test_one_of_several_must_be_chosen(tmp_path: Path, repo: str) -> None:
