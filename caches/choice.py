@@ -29,7 +29,8 @@ class Wanted:
             self.engine,
             "this host" if self.for_host else None,
         )
-        return " ".join(word for word in words if word) or "anything"
+        asked = " ".join(word for word in words if word)
+        return f" for {asked}" if asked else ""
 
     def allows(self, entry: Descriptor) -> bool:
         """Whether an entry says of itself that it is what is asked for."""
@@ -63,19 +64,18 @@ def choose(
     offered = tuple(offered)
     found = tuple(entry for entry in offered if wanted.allows(entry))
     if not found:
-        raise FlytuneError(f"no bundle for {wanted}: there is {_names(offered)}")
+        raise FlytuneError(f"no bundle{wanted}: there is {_names(offered)}")
     if wanted.for_host:
         judged = [(host_misses(load(entry)), entry) for entry in found]
         found = tuple(entry for misses, entry in judged if not misses)
         if not found:
             misses, nearest = min(judged, key=lambda one: len(one[0]))
             raise FlytuneError(
-                f"no bundle for {wanted}: nearest is {_name(nearest)}: "
-                f"{'; '.join(misses)}"
+                f"no bundle{wanted}: nearest is {_name(nearest)}: {'; '.join(misses)}"
             )
     if len(found) > 1:
         raise FlytuneError(
-            f"several bundles for {wanted}: {_names(found)}",
+            f"several bundles{wanted}: {_names(found)}",
             hint="choose by --for-host, --target, --tp or --engine",
         )
     return found[0]

@@ -251,7 +251,7 @@ def test_one_of_several_must_be_chosen(tmp_path: Path, repo: str) -> None:
         send(installable(tmp_path, f"{rank}.tar.zst", model=model), repo)
     with pytest.raises(FlytuneError, match=r"several bundles for this host: .* tp2"):
         fetch(repo, tmp_path / "out", for_host=True)
-    with pytest.raises(FlytuneError, match="several bundles for anything"):
+    with pytest.raises(FlytuneError, match="several bundles: cpu-"):
         fetch(repo, tmp_path / "out")
     with pytest.raises(FlytuneError, match=r"no bundle for tp4: there is .* tp1"):
         fetch(repo, tmp_path / "out", tp=4)
@@ -370,7 +370,7 @@ def test_tag_of_something_else(tmp_path: Path, repo: str) -> None:
     entry["size"] = len(theirs.content)  # type: ignore[assignment]
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
     store.put(Document(INDEX_TYPE, json.dumps(index).encode()), "index")
-    with pytest.raises(FlytuneError, match="no bundle for anything: there is none"):
+    with pytest.raises(FlytuneError, match="no bundle: there is none"):
         fetch(f"{repo}:index", tmp_path / "out")
     with pytest.raises(FlytuneError, match="something else than bundles"):
         send(tmp_path / "b.tar.zst", f"{repo}:index")
