@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.bundle import TEMPORARY, make_private, writing
+from flytune.caches.home import flytune_home
 from flytune.caches.oci import Descriptor
-from flytune.caches.placing import flytune_home
 from flytune.caches.store import Store, checked
 
 

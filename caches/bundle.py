@@ -97,22 +97,6 @@ class Bundle:
         """
         self._write_all(None, frozenset())
 
-    def heads(self) -> dict[str, bytes]:
-        """Return the manifest and, if there is one, the signature, byte for byte.
-
-        Raises:
-            FlytuneError: the signature cannot be read, or is too large.
-        """
-        found = {MANIFEST_NAME: self.text}
-        for name, size_bytes, content in files(self.path):
-            if name == SIGNATURE_NAME:
-                found[name] = _signature_text(size_bytes, content)
-            elif name != MANIFEST_NAME:
-                break
-            else:
-                whole(name, size_bytes, content)
-        return found
-
     def place(
         self,
         into: Path,

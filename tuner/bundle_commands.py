@@ -3,6 +3,8 @@
 import json
 import os
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -51,10 +53,15 @@ _INSTALLED = click.option(
 )
 
 
-def _chosen(bundle: Path | None, installed: str | None) -> Path:
+def _chosen(
+    bundle: Path | None, installed: str | None
+) -> tuple[Path, Callable[[], Path] | None]:
+    """Return a bundle, or the name of one and what finds it."""
     if (bundle is None) == (installed is None):
         raise click.UsageError("give either BUNDLE or --installed")
-    return bundle or installed_bundle(installed or None)
+    if bundle is not None:
+        return bundle, None
+    return Path("--installed"), partial(installed_bundle, installed or None)
 
 
 @click.command("install")
@@ -71,7 +78,8 @@ def install_command(
     as_json: bool,
 ) -> None:
     """Check BUNDLE and put its caches in place; print what serving must set."""
-    placed = attempt(_chosen(bundle, installed), into, strict=True, trust=trust)
+    named, find = _chosen(bundle, installed)
+    placed = attempt(named, into, strict=True, trust=trust, find=find)
     if as_json:
         click.echo(json.dumps(_row(placed)))
         return
@@ -117,8 +125,8 @@ def exec_command(
     first, command = (None, words) if installed is not None else (words[0], words[1:])
     if not command:
         raise click.UsageError("Missing argument 'COMMAND...'.")
-    bundle = _chosen(None if first is None else Path(first), installed)
-    placed = attempt(bundle, into, strict=strict, command=True, trust=trust)
+    named, find = _chosen(None if first is None else Path(first), installed)
+    placed = attempt(named, into, strict=strict, command=True, trust=trust, find=find)
     hit = placed.directory is not None
     if hit:
         # The command is this very process, and is found by the same number.

@@ -118,6 +118,13 @@ def test_bundle_for_another_host_is_not_taken(tmp_path: Path) -> None:
     assert "hardware.isa: built for `amx_tile`" in done.stderr
     done = run(*FLYTUNE, "install", "--installed", "other", site=site)
     assert "no package brings a bundle of `other`: there is flytune-" in done.stderr
+    # Serving goes on without one, unless it is to be strict.
+    command = ("--installed", "--", sys.executable, "-c", "print(1)")
+    done = run(*FLYTUNE, "exec", *command, site=site)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "nearest is cpu-" in done.stderr
+    done = run(*FLYTUNE, "exec", "--strict", *command, site=site)
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 @pytest.mark.parametrize(
