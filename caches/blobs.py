@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from flytune.caches.bundle import TEMPORARY, make_private, writing
 from flytune.caches.home import flytune_home
 from flytune.caches.oci import Descriptor
 from flytune.caches.store import Store, checked
+
+# No pull takes longer with one blob at hand.
+_IDLE_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +52,14 @@ class Moved:
 class BlobFolder:
     """The blobs of one store that are needed, and the folder of those at hand."""
 
-    def __init__(self, store: Store, root: Path | None = None) -> None:
+    def __init__(self, store: Store) -> None:
         """Fetch nothing yet.
-
-        Args:
-            root: `blobs` in flytune's own directory where None.
 
         Raises:
             FlytuneError: there is no home directory.
         """
         self._store = store
-        self._root = root or flytune_home() / "blobs" / "sha256"
+        self._root = _root()
         self.fetched: list[Descriptor] = []
         """Those that were not at hand."""
 
@@ -70,6 +71,9 @@ class BlobFolder:
         """
         path = self._root / blob.digest.removeprefix("sha256:")
         if _is_whole(path, blob):
+            # Its time says when it was last of use.
+            with writing(path):
+                os.utime(path)
             return path
         with writing(path):
             make_private(self._root)
@@ -85,6 +89,19 @@ class BlobFolder:
                 raise
         self.fetched.append(blob)
         return path
+
+
+def idle_blobs() -> tuple[Path, ...]:
+    """Return the blobs, and parts of such, that no pull can be at work on."""
+    before = time.time() - _IDLE_S
+    if not _root().is_dir():
+        return ()
+    found = sorted(_root().iterdir())
+    return tuple(path for path in found if path.stat().st_mtime < before)
+
+
+def _root() -> Path:
+    return flytune_home() / "blobs" / "sha256"
 
 
 def _is_whole(path: Path, blob: Descriptor) -> bool:

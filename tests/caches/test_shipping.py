@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from registry import (
 from flytune.caches.archive import ArchiveWriter
 from flytune.caches.bundle import Bundle
 from flytune.caches.choice import Wanted
+from flytune.caches.installed import clear
 from flytune.caches.layers import by_part, write_part
 from flytune.caches.layout import LayoutStore
 from flytune.caches.oci import (
@@ -285,6 +287,22 @@ def test_pull_goes_on_where_it_was_cut(tmp_path: Path, repo: str, home: Path) ->
     damaged.write_bytes(b"x")
     assert fetch(repo, tmp_path / "third").moved.blobs == 2
     assert tree(tmp_path / "third") == tree(tmp_path / "first")
+
+
+def test_fetched_blobs_are_cleared_when_idle(
+    tmp_path: Path, repo: str, home: Path
+) -> None:
+    pushed = send(installable(tmp_path), repo)
+    fetch(repo, tmp_path / "first")
+    assert clear(0).blobs == ()
+    blobs = sorted((home / "blobs" / "sha256").iterdir())
+    assert pushed.moved is not None
+    assert len(blobs) == pushed.moved.of_blobs
+    for path in blobs[1:]:
+        os.utime(path, (0, 0))
+    assert len(clear(0, dry_run=True).blobs) == len(blobs) - 1
+    assert clear(0).blobs == tuple(path.name for path in blobs[1:])
+    assert sorted((home / "blobs" / "sha256").iterdir()) == blobs[:1]
 
 
 @pytest.mark.parametrize("out", ["out", "out.tar.zst"])
