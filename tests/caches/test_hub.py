@@ -67,42 +67,55 @@ def test_what_was_pushed_is_pulled(tmp_path: Path) -> None:
             },
         }
         stored["README.md"] = b"# bundles\n"
-        for name in ("out", "out.tar.zst"):
-            words = ("pull", f"hf://{REPO}", "--for-host", "--out", tmp_path / name)
-            done = flytune(hub.address, tmp_path, *words)
-            assert done.returncode == 0, done.stderr
-            assert done.stdout == f"bundle  {pinned}\nout     {tmp_path / name}\n"
+        names = ("out", "out.tar.zst")
+        pull = ("pull", f"hf://{REPO}", "--for-host", "--out")
+        rows = many(hub.address, tmp_path, *((*pull, tmp_path / n) for n in names))
+        for name, row in zip(names, rows, strict=True):
+            said = f"bundle  {pinned}\nout     {tmp_path / name}\n"
+            assert row == (0, said, "")
             assert Bundle.open(tmp_path / name).heads() == Bundle.open(bundle).heads()
         assert (tmp_path / "out.tar.zst").read_bytes() == bundle.read_bytes()
         # A smaller bundle in its place leaves nothing of it, and it stays pinned.
         files = {"inductor/cache/5e1f": b"{}"}
         newer = installable(tmp_path, "newer.tar.zst", files=files)
-        done = flytune(hub.address, tmp_path, "push", newer, f"hf://{REPO}@main")
-        assert done.returncode == 0, done.stderr
-        assert len(hub.commits[hub.head]) == 4
         old = tmp_path / "old"
-        done = flytune(hub.address, tmp_path, "pull", pinned, "--out", old)
-        assert done.returncode == 0, done.stderr
+        push, pull = (
+            ("push", newer, f"hf://{REPO}@main"),
+            ("pull", pinned, "--out", old),
+        )
+        rows = many(hub.address, tmp_path, push, pull)
+        assert [row[0] for row in rows] == [0, 0]
+        assert len(hub.commits[hub.head]) == 4
         assert tree(old) == tree(tmp_path / "out")
 
 
+def many(
+    endpoint: str, home: Path, *commands: tuple[object, ...]
+) -> list[tuple[int, str, str]]:
+    """Run commands in one process: exit code, stdout and stderr of each."""
+    text = json.dumps([list(map(str, words)) for words in commands])
+    done = flytune(endpoint, home, text, program=MANY)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
 def test_fleet_in_one_repository(tmp_path: Path) -> None:
+    far = installable(tmp_path, "far.tar.zst", target=elsewhere())
+    rank = installable(tmp_path, "rank.tar.zst", model={"name": "tiny", "tp": 2})
+    pull = ("pull", f"hf://{REPO}", "--for-host")
     with serve() as hub:
-        for name, changes in (
-            ("far", {"target": elsewhere()}),
-            ("rank", {"model": {"name": "tiny", "tp": 2}}),
-        ):
-            bundle = installable(tmp_path, f"{name}.tar.zst", **changes)
-            done = flytune(hub.address, tmp_path, "push", bundle, f"hf://{REPO}")
-            assert done.returncode == 0, done.stderr
+        *pushed, found, missed = many(
+            *(hub.address, tmp_path),
+            *(("push", bundle, f"hf://{REPO}") for bundle in (far, rank)),
+            pull,
+            (*pull, "--tp", 1),
+        )
         assert f"{SLUG}/tiny.tp2.transformers/manifest.json" in hub.commits[hub.head]
-        words = ("pull", f"hf://{REPO}")
-        done = flytune(hub.address, tmp_path, *words, "--for-host")
-        assert done.stdout.endswith(f"out     tiny.{SLUG}.tar.zst\n"), done.stderr
-        assert Bundle.open(tmp_path / f"tiny.{SLUG}.tar.zst").manifest.model["tp"] == 2
-        done = flytune(hub.address, tmp_path, *words, "--for-host", "--tp", 1)
-        assert "no bundle for tp1 this host: nearest is cpu-" in done.stderr
-        assert "hardware.isa: built for `amx_tile`" in done.stderr
+    assert [code for code, _, _ in pushed] == [0, 0]
+    assert found[1].endswith(f"out     tiny.{SLUG}.tar.zst\n"), found
+    assert Bundle.open(tmp_path / f"tiny.{SLUG}.tar.zst").manifest.model["tp"] == 2
+    assert "no bundle for tp1 this host: nearest is cpu-" in missed[2]
+    assert "hardware.isa: built for `amx_tile`" in missed[2]
 
 
 def test_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -144,9 +157,8 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         ("push", "none", f"hf://{REPO}"): "cannot read bundle: none",
     }
     with serve() as hub:
-        done = flytune(hub.address, tmp_path, json.dumps(list(said)), program=MANY)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row[:2] for row in rows] == [[1, ""]] * len(said), done.stderr
+        rows = many(hub.address, tmp_path, *said)
+    assert [row[:2] for row in rows] == [(1, "")] * len(said)
     for (_, _, stderr), message in zip(rows, said.values(), strict=True):
         assert stderr.startswith(f"error: {message}")
 

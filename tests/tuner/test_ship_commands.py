@@ -6,33 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from registry import registry
+from small_bundles import small_bundle
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.keyring import own_key
-from flytune.caches.manifest import Manifest
-from flytune.caches.packing import pack
-from flytune.caches.target import Target
 from flytune.tuner.cli import main
-
-
-def bundle(folder: Path) -> Path:
-    (folder / "staged" / "inductor").mkdir(parents=True)
-    (folder / "staged" / "inductor" / "graph").write_bytes(b"graph")
-    manifest = Manifest(
-        created="2026-01-02T03:04:05Z",
-        flytune="0.1.0",
-        model={"name": "tiny"},
-        program={},
-        policy={"threads": 1},
-        inductor_config={},
-        target=Target.here(threads=1).to_json(),
-        software="serving",
-        timed_on=None,
-        coverage={},
-        winners=(),
-        bake={},
-    )
-    return pack(folder / "staged", manifest, folder / "b.tar.zst", keys=[own_key()])
 
 
 def lines(*words: object) -> dict[str, str]:
@@ -44,7 +21,7 @@ def lines(*words: object) -> dict[str, str]:
 
 def test_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
-    made = bundle(tmp_path)
+    made = small_bundle(tmp_path)
     with registry(tmp_path / "registry") as running:
         repo = f"{running.place}/team/tiny"
         pushed = lines("push", made, f"{repo}:v1", "--insecure")
@@ -77,7 +54,7 @@ def test_wrong_usage(words: tuple[str, ...]) -> None:
 
 
 def test_wheel_prints_its_path(tmp_path: Path) -> None:
-    made = bundle(tmp_path)
+    made = small_bundle(tmp_path)
     done = CliRunner().invoke(main, ["wheel", str(made), "--out", str(tmp_path / "w")])
     (wheel,) = (tmp_path / "w").iterdir()
     assert (done.exit_code, done.stdout) == (0, f"{wheel}\n")
