@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Puts Debian's docker-registry, to which the tests push, into a folder. It needs Debian
-# or Ubuntu and no root.
+# Puts Debian's docker-registry, to which the tests push, into a folder: the one on PATH,
+# else the package's, which needs Debian or Ubuntu and no root.
 #
 #   ci/registry.sh FOLDER
 set -euo pipefail
 folder=$1
+mkdir -p "$folder"
+if command -v docker-registry >/dev/null; then
+    ln -sf "$(command -v docker-registry)" "$folder/docker-registry"
+    exit
+fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -20,7 +25,6 @@ get update
 get download docker-registry
 dpkg -x docker-registry_*.deb root
 cd - >/dev/null
-mkdir -p "$folder"
 mv "$scratch/root/usr/bin/docker-registry" "$folder/docker-registry.part"
 # The package's own time is years ago, and make would get it again and again.
 touch "$folder/docker-registry.part"
