@@ -68,11 +68,12 @@ def test_version_is_the_wheels() -> None:
 
 def test_every_package_of_an_extra_has_its_extra() -> None:
     extras = pyproject()["project"]["optional-dependencies"]
-    named = {name: extra for extra in ("amd", "build") for name in names(extras[extra])}
+    order = ("amd", "build", "ship")
+    assert sorted(order) == sorted(extras)
+    named = {name: extra for extra in order for name in names(extras[extra])}
     # Imported by another name than it is installed.
     named["pynvml"] = named.pop("nvidia-ml-py")
-    # transformers brings this one, so no extra names it.
-    assert named | {"huggingface_hub": "build"} == EXTRA_OF
+    assert named == EXTRA_OF
 
 
 def test_every_requirement_is_pinned_for_development() -> None:
