@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+REGISTRY := $(VENV)/registry/docker-registry
 MODEL_BUNDLE := build/qwen3-4b
 # Test files that run side by side, each in a worker of its own from first to last test.
 JOBS ?= 2
@@ -24,10 +25,10 @@ run: $(INSTALLED) ## Build and verify a bundle of a small real model
 	$(BIN)/flytune build --model Qwen3-4B --tokens 1,16 --out $(MODEL_BUNDLE)
 	$(BIN)/flytune verify $(MODEL_BUNDLE) --strict
 
-test: $(INSTALLED) ## Run the tests, all but the slow ones
+test: $(INSTALLED) $(REGISTRY) ## Run the tests, all but the slow ones
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: $(INSTALLED) ## Run every test that needs no accelerator
+test-all: $(INSTALLED) $(REGISTRY) ## Run every test that needs no accelerator
 	$(PYTEST) -m "not gpu"
 
 test-gpu: $(INSTALLED) ## Run the tests that need an accelerator
@@ -63,6 +64,10 @@ bench-all: $(INSTALLED) ## Measure a CPU's figures and renew the README's tables
 clean: ## Remove all that make has made
 	rm -rf $(VENV) build dist flytune.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+# What the tests push to.
+$(REGISTRY): $(INSTALLED)
+	ci/registry.sh $(@D)
 
 # The stamp is last, so an installation that was cut short is taken up again.
 $(INSTALLED): pyproject.toml ci/requirements.txt

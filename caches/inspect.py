@@ -8,6 +8,7 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.keyring import read_keyring
 from flytune.caches.manifest import Manifest
 from flytune.caches.parts import sizes
+from flytune.caches.several import SEVERAL, part_name, parts_of
 from flytune.caches.trust import HERE, Signer, Trust, signers
 
 _SHOWN_WINNERS = 12
@@ -31,7 +32,7 @@ def describe(path: Path | str, *, check: bool = False, trust: Trust = HERE) -> s
         ("checked", _checked(bundle, check)),
         ("packed", f"{manifest.created} by flytune {manifest.flytune}"),
         ("model", _words(manifest.model)),
-        ("program", _words(manifest.program)),
+        *(("program", text) for text in _programs(manifest)),
         ("hardware", _words(manifest.target["hardware"])),
         ("software", _words(manifest.target["software"])),
         ("built by", _software(manifest.software)),
@@ -67,6 +68,13 @@ def _checked(bundle: Bundle, check: bool) -> str:
     if check:
         return f"the manifest and {len(bundle.manifest.files)} files: all whole"
     return "the manifest alone; the files that it lists were not read (--check)"
+
+
+def _programs(manifest: Manifest) -> Iterator[str]:
+    if manifest.program.get("kind") == SEVERAL:
+        yield from map(part_name, parts_of(manifest))
+    else:
+        yield _words(manifest.program)
 
 
 def _untimed(manifest: Manifest) -> str:

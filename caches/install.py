@@ -71,10 +71,12 @@ def attempt(
     strict: bool = False,
     command: bool = False,
     trust: Trust = HERE,
+    find: Callable[[], Path] | None = None,
 ) -> Installed:
     """Place a bundle, or say in one line why serving goes on without it.
 
     Args:
+        find: finds the bundle, which `bundle` only names then.
         strict: raise where it is not used, but for FLYTUNE_DISABLE.
         command: as for `prepare`.
 
@@ -83,7 +85,8 @@ def attempt(
     """
 
     def prepared() -> Installed:
-        return prepare(bundle, into, strict=strict, command=command, trust=trust)
+        found = bundle if find is None else find()
+        return prepare(found, into, strict=strict, command=command, trust=trust)
 
     return _guarded(bundle, prepared, strict=strict)
 

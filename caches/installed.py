@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flytune.caches.blobs import idle_blobs
 from flytune.caches.bundle import TEMPORARY, Bundle
 from flytune.caches.codes import Code
 from flytune.caches.home import INSTALLED, flytune_home, status_directory
@@ -45,6 +46,8 @@ class Cleared:
     bundles: tuple[InstalledBundle, ...]
     leftovers: tuple[str, ...]
     """Names of what killed processes left: temporary folders, locks, status files."""
+    blobs: tuple[str, ...] = ()
+    """Names of what was fetched from a registry, and is at hand no more."""
 
 
 def installed_bundles() -> tuple[InstalledBundle, ...]:
@@ -89,11 +92,14 @@ def clear(keep: int, *, dry_run: bool = False) -> Cleared:
         dry_run: remove nothing, and tell what would be.
     """
     idle = [one for one in installed_bundles() if not one.in_use]
-    surplus, leftovers = idle[keep:], _leftovers()
+    surplus, leftovers, blobs = idle[keep:], _leftovers(), idle_blobs()
     if not dry_run:
         surplus = [one for one in surplus if _removed(one.directory)]
         leftovers = [path for path in leftovers if _cleared(path)]
-    return Cleared(tuple(surplus), tuple(path.name for path in leftovers))
+        for path in blobs:
+            path.unlink(missing_ok=True)
+    names = (tuple(path.name for path in paths) for paths in (leftovers, blobs))
+    return Cleared(tuple(surplus), *names)
 
 
 def _directories() -> Iterator[tuple[Path, str]]:

@@ -42,7 +42,8 @@ class Manifest:
     flytune: str
     """The version that packed it."""
     model: Mapping[str, Any]
-    """`name`, `architecture` and `config_sha256`."""
+    """`name`, `architecture`, `config_sha256`, and `tp` and `engine` since there are
+    merged bundles, whose `models` has these of each."""
     program: Mapping[str, Any]
     """What verify runs."""
     policy: Mapping[str, Any]

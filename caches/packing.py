@@ -48,12 +48,11 @@ def pack(
         FlytuneError: `out` exists, a staged file is a link or a device or changed
             while it was packed, or the disk is full.
     """
-    if out.exists() or out.is_symlink():
-        raise FlytuneError(f"output exists: {out}")
+    check_absent(out)
     if not staging.is_dir():
         raise FlytuneError(f"no directory to pack: {staging}")
     with writing(out):
-        files = {path: _entry(staging / path) for path in _staged(staging)}
+        files = {path: file_entry(staging / path) for path in _staged(staging)}
         text = replace(manifest, files=files).to_json()
         # What would be refused when read must not be published.
         Manifest.from_json(text)
@@ -117,6 +116,40 @@ def _envelope(
     if len(signed) > SIGNATURE_LIMIT_BYTES:
         raise BundleError(Fault.SIGNATURE_SIZE, f"{len(signed)} bytes")
     return signed
+
+
+def check_absent(out: Path) -> None:
+    """Check that nothing has the name of an output.
+
+    Raises:
+        FlytuneError: something has.
+    """
+    if out.exists() or out.is_symlink():
+        raise FlytuneError(f"output exists: {out}")
+
+
+def publish(staging: Path, out: Path) -> Path:
+    """Publish a directory that is a bundle already, its heads byte for byte.
+
+    Args:
+        staging: is only read.
+        out: as for `pack`.
+
+    Raises:
+        FlytuneError: `out` exists, the directory breaks a rule of a bundle, or the disk
+            is full.
+    """
+    check_absent(out)
+    bundle = Bundle.open(staging)
+    bundle.check()
+    with writing(out):
+        heads, names = bundle.heads(), _in_order(bundle.manifest.files)
+        files = {name: bundle.manifest.files[name] for name in names}
+        if out.name.endswith(ARCHIVE_SUFFIX):
+            _pack_archive(staging, heads, files, out)
+        else:
+            _pack_directory(staging, heads, files, out)
+    return out
 
 
 def _pack_archive(
@@ -183,7 +216,8 @@ def _in_order(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(paths, key=lambda path: (path.startswith("inductor/"), path)))
 
 
-def _entry(path: Path) -> FileEntry:
+def file_entry(path: Path) -> FileEntry:
+    """Return what a manifest says of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return FileEntry(digest.hexdigest(), file.tell())

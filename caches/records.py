@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLUMNS",
+    "RECORDS_NAME",
     "RECORDS_SCHEMA",
     "SHAPE_COLUMNS",
     "Status",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 RECORDS_SCHEMA = 1
+RECORDS_NAME = "records.parquet"
 _SCHEMA_KEY = b"flytune.records.schema"
 
 

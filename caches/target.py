@@ -184,6 +184,16 @@ def compare(built: Target, live: Target) -> tuple[PartResult, ...]:
     )
 
 
+def deciding_parts(target: Target) -> dict[str, Any]:
+    """Return the parts that a bundle's target must have in common with a host."""
+    rules = {**_RULES, **_rules_of(target.hardware)}
+    return {
+        name: list(part) if isinstance(part, tuple) else part
+        for name, part in _flat(target).items()
+        if rules.get(name, _OTHER_RULE).differs is _MISS
+    }
+
+
 def _rules_of(hardware: Mapping[str, Part]) -> Mapping[str, _Rule]:
     """Return the rules that a kind of device has of its own."""
     match hardware.get("kind"), hardware.get("vendor"):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -55,3 +55,14 @@ def both(first: Verdict, second: Verdict) -> Verdict:
         worst_error=max(known) if len(known) == len(errors) else None,
         peak_gib=max(first.peak_gib, second.peak_gib),
     )
+
+
+def every(first: Verdict, second: Verdict) -> Verdict:
+    """Return the verdict on two programs, whose first calls both count."""
+    seconds = first.first_call_s + second.first_call_s
+    return replace(both(first, second), first_call_s=seconds)
+
+
+def of_program(verdict: Verdict, whose: str) -> Verdict:
+    """Return a verdict whose failures begin with the words for its run."""
+    return replace(verdict, failures=tuple(whose + line for line in verdict.failures))

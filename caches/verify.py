@@ -10,7 +10,6 @@ import json
 import math
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,12 @@ from flytune.caches.placing import CACHES
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import ProgramSpec
 from flytune.caches.session import tolerance
+from flytune.caches.several import program_name, singles
 from flytune.caches.target import PartStatus, Target
 from flytune.caches.triton_cache import relocate
 from flytune.caches.trust import HERE, Trust, admit
 from flytune.caches.variants import Variant, compare_parts, variants_here
-from flytune.caches.verdict import Verdict, both, refused_bundle
+from flytune.caches.verdict import Verdict, both, every, of_program, refused_bundle
 
 # Any seed but the bake's: a graph that holds its weights would then be found out.
 VERIFY_SEED = 20_000
@@ -80,13 +80,20 @@ def target_misses(manifest: Manifest) -> tuple[str, ...]:
 def verify_directory(placed: Path, manifest: Manifest) -> Verdict:
     """Run the program of a bundle's unpacked files, which may be changed by it.
 
-    Where the bundle serves with FlyDSL and without, both are run if it is here.
+    Where the bundle serves with FlyDSL and without, both are run if it is here. Of a
+    merged bundle each program is run, in a process of its own.
     """
     cache_dir = placed / CACHES
     cache_dir.mkdir(exist_ok=True)
     relocate(cache_dir / TRITON_DIR)
-    verdicts = [_run(placed, manifest, one) for one in variants_here(manifest)]
-    return functools.reduce(both, verdicts)
+    programs = singles(manifest)
+    verdicts = []
+    for program in programs:
+        runs = [_run(placed, program, one) for one in variants_here(program)]
+        verdict = functools.reduce(both, runs)
+        whose = f"{program_name(program)}: " if len(programs) > 1 else ""
+        verdicts.append(of_program(verdict, whose))
+    return functools.reduce(every, verdicts)
 
 
 def _run(placed: Path, manifest: Manifest, variant: Variant) -> Verdict:
@@ -106,8 +113,7 @@ def _run(placed: Path, manifest: Manifest, variant: Variant) -> Verdict:
     baked = read_keys(placed / KEYS_NAME) if (placed / KEYS_NAME).exists() else ()
     written = sorted(_files(cache_dir) - before)
     found = judge(result, manifest, variant.policy, baked, written)
-    lacking = "".join(f"without {name}: " for name in variant.without)
-    return replace(found, failures=tuple(lacking + line for line in found.failures))
+    return of_program(found, "".join(f"without {name}: " for name in variant.without))
 
 
 def judge(

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from small_bundles import small_bundle
 
 from flytune.tuner.cli import EXTRA_OF
 
@@ -119,7 +120,7 @@ def test_metadata_names_licence_extras_and_command(wheel: Path, site: Path) -> N
     assert fields["Name"] == "flytune"
     assert fields["License-Expression"] == "Apache-2.0"
     assert fields["Requires-Python"] == ">=3.11"
-    assert fields.get_all("Provides-Extra") == ["build", "amd"]
+    assert fields.get_all("Provides-Extra") == ["build", "amd", "ship"]
     (command,) = entry_points(group="console_scripts", name="flytune")
     assert command.value == "flytune.tuner.cli:main"
     assert (site / "bin" / "flytune").exists()
@@ -146,3 +147,21 @@ def test_what_needs_an_extra_says_which_to_install(command: str, site: Path) -> 
     assert re.match("error: .* needs ", error)
     assert hint == "hint: pip install 'flytune[build]'"
     assert not (site / "bundle").exists()
+
+
+def test_registry_needs_the_extra_that_it_names(site: Path) -> None:
+    done = flytune(site, "push", "bundle", "localhost:5000/team/tiny")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "error: flytune push needs oras, which is not installed",
+        "hint: pip install 'flytune[ship]'",
+    ]
+
+
+def test_the_base_takes_a_bundle_from_a_folder(site: Path, tmp_path: Path) -> None:
+    bundle, stick = small_bundle(tmp_path), f"oci:{tmp_path / 'stick'}"
+    for words in (("push", str(bundle), stick), ("pull", stick, "--for-host")):
+        done = flytune(site, *words)
+        assert done.returncode == 0, done.stderr
+    (pulled,) = site.glob("tiny.*.tar.zst")
+    assert pulled.read_bytes() == bundle.read_bytes()

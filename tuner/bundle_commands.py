@@ -3,11 +3,14 @@
 import json
 import os
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from flytune.caches.directories import RUN_ONLY
+from flytune.caches.found import installed_bundle
 from flytune.caches.inspect import describe, summary
 from flytune.caches.install import attempt, exec_environment, served_changes, status_of
 from flytune.caches.prepare import Installed
@@ -40,22 +43,49 @@ def inspect_command(
         click.echo(describe(bundle, check=check, trust=trust))
 
 
+_INSTALLED = click.option(
+    "--installed",
+    is_flag=False,
+    flag_value="",
+    metavar="[MODEL]",
+    help="Not BUNDLE, but the one for this host that a package of this environment "
+    "brings.",
+)
+
+
+def _chosen(
+    bundle: Path | None, installed: str | None
+) -> tuple[Path, Callable[[], Path] | None]:
+    """Return a bundle, or the name of one and what finds it."""
+    if (bundle is None) == (installed is None):
+        raise click.UsageError("give either BUNDLE or --installed")
+    if bundle is not None:
+        return bundle, None
+    return Path("--installed"), partial(installed_bundle, installed or None)
+
+
 @click.command("install")
-@_BUNDLE
+@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@_INSTALLED
 @_INTO
 @trust_options
 @_JSON
 def install_command(
-    bundle: Path, into: Path | None, trust: Trust, as_json: bool
+    bundle: Path | None,
+    installed: str | None,
+    into: Path | None,
+    trust: Trust,
+    as_json: bool,
 ) -> None:
     """Check BUNDLE and put its caches in place; print what serving must set."""
-    installed = attempt(bundle, into, strict=True, trust=trust)
+    named, find = _chosen(bundle, installed)
+    placed = attempt(named, into, strict=True, trust=trust, find=find)
     if as_json:
-        click.echo(json.dumps(_row(installed)))
+        click.echo(json.dumps(_row(placed)))
         return
-    if installed.directory is None:
+    if placed.directory is None:
         return
-    for name, value in served_changes(installed).items():
+    for name, value in served_changes(placed).items():
         if value is None:
             click.echo(f"unset {name}")
         else:
@@ -63,7 +93,7 @@ def install_command(
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
-@_BUNDLE
+@_INSTALLED
 @_INTO
 @click.option(
     "--strict",
@@ -72,27 +102,38 @@ def install_command(
     "kernel that FlyDSL would have to compile.",
 )
 @trust_options
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="[BUNDLE] -- COMMAND...",
+)
 def exec_command(
-    bundle: Path,
+    installed: str | None,
     into: Path | None,
     strict: bool,
     trust: Trust,
-    command: tuple[str, ...],
+    words: tuple[str, ...],
 ) -> None:
     """Run COMMAND with BUNDLE in place: `flytune exec B -- python serve.py`.
 
     A bundle that is corrupt or for another target is left out with one line, and
     COMMAND runs all the same, unless --strict is given.
     """
-    installed = attempt(bundle, into, strict=strict, command=True, trust=trust)
-    hit = installed.directory is not None
+    # With --installed the first word is the command's own.
+    first, command = (None, words) if installed is not None else (words[0], words[1:])
+    if not command:
+        raise click.UsageError("Missing argument 'COMMAND...'.")
+    named, find = _chosen(None if first is None else Path(first), installed)
+    placed = attempt(named, into, strict=strict, command=True, trust=trust, find=find)
+    hit = placed.directory is not None
     if hit:
         # The command is this very process, and is found by the same number.
-        status_of(installed).write()
-    if installed.held >= 0:
-        os.set_inheritable(installed.held, True)
-    environment = exec_environment(installed) if hit else dict(os.environ)
+        status_of(placed).write()
+    if placed.held >= 0:
+        os.set_inheritable(placed.held, True)
+    environment = exec_environment(placed) if hit else dict(os.environ)
     if strict:
         environment[RUN_ONLY] = "1"
     try:

@@ -68,6 +68,8 @@ def gc_command(keep: int, dry_run: bool, as_json: bool) -> None:
         click.echo(f"{verb} {_line(one)}")
     if cleared.leftovers:
         click.echo(f"{verb} {len(cleared.leftovers)} leftovers of ended processes")
+    if cleared.blobs:
+        click.echo(f"{verb} {len(cleared.blobs)} blobs that were fetched")
 
 
 def _folder(what: str) -> Path:
@@ -102,5 +104,6 @@ def _cleared_row(cleared: Cleared, dry_run: bool) -> dict[str, object]:
     return {
         "removed": [_row(one) for one in cleared.bundles],
         "leftovers": list(cleared.leftovers),
+        "blobs": list(cleared.blobs),
         "dry_run": dry_run,
     }

@@ -23,18 +23,25 @@ COMMANDS = (
     ("installed", "care_commands:installed_command", "List what is installed."),
     ("gc", "care_commands:gc_command", "Remove what was not used for longest."),
     ("why", "care_commands:why_command", "Say what became of a bundle."),
+    ("merge", "merge_command:merge_command", "Join bundles for one target."),
+    ("push", "ship_commands:push_command", "Send a bundle to a registry or hub."),
+    ("pull", "ship_commands:pull_command", "Fetch the bundle for a host."),
+    ("mirror", "ship_commands:mirror_command", "Copy a tag into a folder."),
+    ("wheel", "wheel_command:wheel_command", "Make a bundle installable by pip."),
     ("doctor", "doctor_command:doctor_command", "Say what this host is fit for."),
 )
 """Name, where in `flytune.tuner` it is, and its line in `flytune --help`."""
 
 EXTRA_OF = {
     "flydsl": "amd",
-    "huggingface_hub": "build",
+    "huggingface_hub": "ship",
     "numpy": "build",
+    "oras": "ship",
     "psutil": "build",
     "pynvml": "build",
     "pyarrow": "build",
     "ray": "build",
+    "requests": "ship",
     "rich": "build",
     "transformers": "build",
 }

@@ -5,11 +5,11 @@ import tempfile
 from pathlib import Path
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.records import TuningRecord, read_records
+from flytune.caches.records import RECORDS_NAME, TuningRecord, read_records
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.caches.trust import HERE, Trust, admit
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.publish import KERNELS, PACKING, RECORDS_NAME
+from flytune.tuner.publish import KERNELS, PACKING
 from flytune.tuner.recall import BUILT_NAME
 
 

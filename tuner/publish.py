@@ -15,7 +15,7 @@ from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.placing import CACHES
 from flytune.caches.provenance import provenance
-from flytune.caches.records import TuningRecord, write_records
+from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.caches.verdict import Verdict
 from flytune.caches.verify import verify_directory
@@ -31,7 +31,6 @@ from flytune.tuner.timed_device import device_of
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-RECORDS_NAME = "records.parquet"
 KERNELS = "kernels"
 """Folder of a bundle that was only compiled: what `BuiltKernels` holds."""
 PACKING = ".flytune-pack-"
@@ -128,6 +127,8 @@ def manifest_of(
             "name": plan.model.name,
             "architecture": plan.model.architecture,
             "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
+            "tp": options.tp,
+            "engine": options.engine,
         },
         program={"kind": "none"} if plan.program is None else plan.program.to_json(),
         policy=plan.policy.to_json(),

@@ -11,7 +11,7 @@ from typing import Any
 from flytune.caches.flydsl_cache import Kernel
 from flytune.caches.packing import pack
 from flytune.caches.placing import CACHES
-from flytune.caches.records import TuningRecord, write_records
+from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.verify_kernels import ASKED_NAME, looked_up, write_asked
 from flytune.tuner.candidate import FLYDSL, BuildResult
 from flytune.tuner.decision import Decision, untimed_records
@@ -21,7 +21,6 @@ from flytune.tuner.publish import (
     KERNELS,
     NOT_BAKED,
     PACKING,
-    RECORDS_NAME,
     Built,
     Made,
     manifest_of,

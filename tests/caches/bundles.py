@@ -112,7 +112,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def installable(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
     """A small bundle for this very host, unless `target` is another."""
-    target = changes.pop("target", Target.here(threads=1).to_json())
+    target = changes.pop("target", None) or Target.here(threads=1).to_json()
     files = changes.pop("files", FILES)
     staged = stage(folder / f"staged-{name}", files)
     whole = manifest(**{"policy": POLICY, "target": target, **changes})

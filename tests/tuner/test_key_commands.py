@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from builds import flytune
 from click.testing import CliRunner, Result
 
 from flytune.caches.bundle import Bundle
@@ -86,7 +87,7 @@ def test_sign_then_install(bundle: Path) -> None:
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr == (
         "error: bundle is not signed by a key that is trusted here: "
-        f"{bundle}: signed by nobody\n"
+        f"{bundle}: signed by nobody (FT610)\n"
         "hint: trust its signer: `flytune trust KEY.pub`, or --trust KEY.pub; or pin "
         "it by a digest that you know: BUNDLE@sha256:DIGEST; or load whatever it "
         "holds: --allow-unsigned\n"
@@ -138,12 +139,28 @@ def test_trust_of_nothing_is_wrong_usage(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("command", ["install", "exec", "verify"])
 def test_the_ways_past_a_missing_signature(bundle: Path, command: str) -> None:
-    more = ("--", sys.executable, "-c", "1") if command == "exec" else ()
-    refused = run(command, bundle, *more)
+    strict, more = (), ()
+    if command == "exec":
+        strict, more = ("--strict",), ("--", sys.executable, "-c", "1")
+    refused = run(command, *strict, bundle, *more)
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith("error: bundle is not signed by a key that is")
-    wrong = run(command, f"{bundle}@sha256:{'0' * 64}", *more)
+    wrong = run(command, *strict, f"{bundle}@sha256:{'0' * 64}", *more)
     assert wrong.stderr.startswith("error: bundle has another digest than the one")
+
+
+def test_exec_goes_on_without_a_bundle_of_nobodys(bundle: Path, tmp_path: Path) -> None:
+    code = "import os; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
+    command = ("--", sys.executable, "-c", code)
+    ran = flytune(tmp_path / "home", "exec", bundle, *command)
+    assert (ran.returncode, ran.stdout) == (0, "None\n")
+    assert ran.stderr == (
+        "flytune: bundle not used: bundle is not signed by a key that is trusted here: "
+        f"{bundle}: signed by nobody (FT610)\n"
+    )
+    ran = flytune(tmp_path / "home", "exec", "--allow-unsigned", bundle, *command)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith(str(tmp_path / "home"))
 
 
 def test_install_pinned_or_allowed(bundle: Path) -> None:
@@ -165,7 +182,7 @@ def test_inspect_names_signers_origin_and_parts(bundle: Path, tmp_path: Path) ->
     assert f"signed by {theirs} (unknown)\n          {ours} (trusted)\n" in said
     assert "checked   the manifest and 1 files: all whole" in said
     assert f"origin    command flytune build, commit {'ab' * 20}\n" in said
-    assert "          graphs 0.0 kB\n" in said
+    assert "          graphs 0.0 kB in 1\n" in said
     row = json.loads(done("inspect", bundle, "--json", "--trust", tmp_path / "ci.pub"))
     assert row["signers"] == [
         {"keyid": theirs, "standing": "trusted"},

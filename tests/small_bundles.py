@@ -1,0 +1,30 @@
+"""A bundle for this very host that is soon made, and has no program to run."""
+
+from pathlib import Path
+
+from flytune.caches.keyring import own_key
+from flytune.caches.manifest import Manifest
+from flytune.caches.packing import pack
+from flytune.caches.target import Target
+
+
+def small_bundle(folder: Path) -> Path:
+    """One graph of a model that one thread serves, signed."""
+    staged = folder / "staged"
+    (staged / "inductor").mkdir(parents=True)
+    (staged / "inductor" / "graph").write_bytes(b"graph")
+    manifest = Manifest(
+        created="2026-01-02T03:04:05Z",
+        flytune="0.1.0",
+        model={"name": "tiny"},
+        program={},
+        policy={"threads": 1},
+        inductor_config={},
+        target=Target.here(threads=1).to_json(),
+        software="serving",
+        timed_on=None,
+        coverage={},
+        winners=(),
+        bake={},
+    )
+    return pack(staged, manifest, folder / "b.tar.zst", keys=[own_key()])
