@@ -54,6 +54,7 @@ class Code(StrEnum):
     NO_EXEC = "FT305"
     NOT_INSTALLED = "FT306"
     AMBIGUOUS = "FT307"
+    NO_PACKAGE = "FT308"
 
     MENDED = "FT401"
     SET_ASIDE = "FT402"
@@ -180,6 +181,10 @@ EXPLAINED: Mapping[Code, Explained] = {
     ),
     Code.AMBIGUOUS: Explained(
         "several installed bundles have that digest's start", "give more digits"
+    ),
+    Code.NO_PACKAGE: Explained(
+        "no package of the environment brings a bundle for this host, or several do",
+        "pip install what `flytune wheel` made for it, or name the model",
     ),
     Code.MENDED: Explained(
         "installed files were damaged, and made anew from the bundle",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle
+from flytune.caches.codes import Code
 from flytune.shapes.errors import FlytuneError
 
 GROUP = "flytune.bundles"
@@ -58,6 +59,7 @@ def installed_bundle(model: str | None) -> Path:
         raise FlytuneError(
             "no package of this environment brings a bundle",
             hint="pip install what `flytune wheel` made",
+            code=Code.NO_PACKAGE,
         )
     bundles = {
         bundle.digest: bundle
@@ -66,13 +68,20 @@ def installed_bundle(model: str | None) -> Path:
     }
     if not bundles:
         known = ", ".join(found.name for found, _ in opened)
-        raise FlytuneError(f"no package brings a bundle of `{model}`: there is {known}")
+        raise FlytuneError(
+            f"no package brings a bundle of `{model}`: there is {known}",
+            code=Code.NO_PACKAGE,
+        )
     offered = [
         Descriptor("", digest, 0, annotations(bundle.manifest))
         for digest, bundle in bundles.items()
     ]
     wanted = Wanted(for_host=True)
-    chosen = choose(offered, wanted, lambda entry: bundles[entry.digest].manifest)
+    try:
+        chosen = choose(offered, wanted, lambda entry: bundles[entry.digest].manifest)
+    except FlytuneError as error:
+        error.code = error.code or Code.NO_PACKAGE
+        raise
     return bundles[chosen.digest].path
 
 

@@ -109,7 +109,7 @@ def test_bundle_for_another_host_is_not_taken(tmp_path: Path) -> None:
     site = tmp_path / "site"
     far = installable(tmp_path, "far.tar.zst", target=elsewhere())
     assert run(*FLYTUNE, "install", "--installed").stderr.startswith(
-        "error: no package of this environment brings a bundle"
+        "error: no package of this environment brings a bundle (FT308)\n"
     )
     pip_install(make_wheel(far, tmp_path), site)
     done = run(*FLYTUNE, "install", "--installed", site=site)
@@ -123,6 +123,7 @@ def test_bundle_for_another_host_is_not_taken(tmp_path: Path) -> None:
     done = run(*FLYTUNE, "exec", *command, site=site)
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "nearest is cpu-" in done.stderr
+    assert done.stderr.splitlines()[0].endswith(" (FT308)")
     done = run(*FLYTUNE, "exec", "--strict", *command, site=site)
     assert (done.returncode, done.stdout) == (1, "")
 
