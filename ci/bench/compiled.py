@@ -61,11 +61,12 @@ def list_model(arguments: Sequence[str], work: Path) -> Path:
 
     Args:
         arguments: Of `flytune build`, but --work and --out.
-        work: Directory of the build, which ends when they are listed.
+        work: Directory of the build, which ends when they are listed; it is made.
 
     Raises:
         FlytuneError: the build failed.
     """
+    work.mkdir(exist_ok=True)
     more = ["--work", str(work), "--out", str(work / "bundle")]
     request = {"arguments": [*arguments, *more], "lists": True}
     return Path(fresh("compiled", request, what="the build")["lists"])
