@@ -42,10 +42,6 @@ from flytune.caches.manifest import (
 from flytune.caches.scratch import leftovers, make_beside
 from flytune.shapes.errors import FlytuneError
 
-# Digests of this many bytes take a tenth of a second; for more, a file whose size and
-# time are those of its installation is taken to be whole.
-_DIGEST_LIMIT_BYTES = 64 * 2**20
-
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -163,8 +159,7 @@ def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> Placed:
     own = _write_own(bundle, target)
     known = marker.get("files", {})
     rows = rows_of(bundle.manifest, target, known)
-    small = sum(size for size, _, _ in rows.values()) <= _DIGEST_LIMIT_BYTES
-    broken = damaged(str(target), rows, read=small)
+    broken = damaged(str(target), rows)
     absent = [
         path for path in rows.keys() - set(broken) if not os.path.lexists(target / path)
     ]
