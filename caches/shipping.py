@@ -3,6 +3,7 @@
 import hashlib
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 

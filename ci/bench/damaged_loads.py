@@ -19,8 +19,6 @@ from damages import FILE_DAMAGES, one_of_each, what_of
 from kills import tree
 from processes import answer
 
-from flytune.caches.directories import variables
-from flytune.caches.expected import CACHES
 from flytune.caches.hook.flytune_hook import Hook
 from flytune.caches.hook.flytune_status import Status
 from flytune.caches.ledger import ASIDE, read_events
@@ -34,7 +32,7 @@ _PATIENCE_S = 300
 
 
 def served(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for a damage of each kind of file, and one for none.
+    """Return a row for each damage of each kind of file, and one for none.
 
     Args:
         request: `bundle`; `folder`, an empty one; `loads`, a request of
@@ -43,11 +41,12 @@ def served(request: dict[str, Any]) -> list[dict[str, Any]]:
     folder = Path(request["folder"])
     os.environ["FLYTUNE_HOME"] = str(folder / "home")
     os.environ["FLYTUNE_STATUS_DIR"] = ""
-    place = prepare(request["bundle"]).directory
+    installed = prepare(request["bundle"])
+    place = installed.directory
     assert place is not None
     shutil.copytree(place, folder / "kept")
-    # All children serve from here; what torch looks up once is looked up after this.
-    os.environ.update({k: v for k, v in variables(place / CACHES).items() if v})
+    # Before torch is imported, which looks at some once.
+    os.environ.update({c.name: c.value for c in installed.changes if c.value})
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401
 
@@ -65,15 +64,16 @@ def served(request: dict[str, Any]) -> list[dict[str, Any]]:
         code = forked.run(serve)
         row = {"what": what_of(name) if name else "", "kind": kind, "code": code}
         if code == forked.ENDED:
-            row |= _judged(json.loads(result.read_text()), limit)
+            row |= _judged(json.loads(result.read_text()), limit, damaged=bool(name))
         rows.append(row)
     return rows
 
 
 def _cases(names: list[str]) -> Iterator[tuple[str, str]]:
     yield "none", ""
-    for number, name in enumerate(names):
-        yield _DAMAGES[number % 2], name
+    for kind in _DAMAGES:
+        for name in names:
+            yield kind, name
 
 
 def _serve(place: Path, loads: dict[str, Any], result: Path) -> None:
@@ -85,7 +85,7 @@ def _serve(place: Path, loads: dict[str, Any], result: Path) -> None:
     result.write_text(json.dumps(row))
 
 
-def _judged(row: dict[str, Any], limit: float) -> dict[str, Any]:
+def _judged(row: dict[str, Any], limit: float, *, damaged: bool) -> dict[str, Any]:
     session = row["session"]
     errors = [call[4] for call in session["calls"] if call[4] is not None]
     work = [e for e in read_events(session["ledger"]["events"]) if e.kind not in ASIDE]
@@ -94,6 +94,8 @@ def _judged(row: dict[str, Any], limit: float) -> dict[str, Any]:
         "ft": row["code"],
         "work": len(work),
         "right": bool(errors) and all(error <= limit for error in errors),
+        # Nothing is to be compiled where nothing is damaged: it would say little else.
+        "expected": row["state"] == "damaged" if damaged else not work,
     }
 
 

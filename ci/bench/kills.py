@@ -104,7 +104,7 @@ class Install(Scene):
         if seen != {name for name in bad if name in there}:
             return WRONG
         if not bad:
-            return NEW
+            return NEW if "bundle" in marker else WRONG
         return OLD if bad == self._broken.keys() else PARTLY
 
     def left(self) -> list[str]:
@@ -119,12 +119,12 @@ def _break(place: Path) -> Iterator[tuple[str, bytes | None]]:
     """Damage every third of the installed files; yield what is left of each."""
     ours = sorted(path for path in (place / "inductor").rglob("*") if path.is_file())
     for number, path in enumerate(ours[::3]):
-        content: bytes | None = path.read_bytes()[:-1] + b"?"
+        content: bytes | None = path.read_bytes() + b"?"
         if number % 3 == 2:
             content = None
             path.unlink()
         elif content is not None:
-            content = content[: len(content) // 2] if number % 3 else content
+            content = content[1::2] if number % 3 else content
             path.write_bytes(content)
         yield path.relative_to(place).as_posix(), content
 
