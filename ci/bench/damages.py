@@ -4,6 +4,7 @@ Every damage changes one file, or one folder, of a copy that nothing else uses.
 """
 
 import io
+import json
 import os
 import random
 import tarfile
@@ -204,3 +205,11 @@ def what_of(name: str) -> str:
     known = {"cache": "timings", "fxgraph": "a graph", "aotautograd": "a graph"}
     known |= {"triton": "a kernel of Triton's"}
     return known.get(folder[0], "code") if folder else name
+
+
+def is_sound(content: bytes | None) -> bool:
+    """Whether it is what serving may write: JSON, as timings are."""
+    try:
+        return content is not None and json.loads(content) is not None
+    except ValueError:
+        return False

@@ -20,8 +20,9 @@ from typing import Any
 
 import click
 from builds import build_bundle
-from corrupt import OUTCOMES, Corruption
+from corrupt import OUTCOMES
 from kills import LOST, NEW, OLD, PARTLY, WRONG, killed, scenes
+from limits import Limits
 from loader import at_once, loads_that_fit, of_loaders, unlike_files
 from pieces import in_pieces
 from processes import fresh, threads
@@ -46,16 +47,21 @@ _SEED = 20_000
 
 
 def corrupted(
-    folder: Path, bundles: Mapping[str, Path], few: int, seed: int
+    folder: Path,
+    bundles: Mapping[str, Path],
+    few: int,
+    seed: int,
+    *,
+    thorough: bool = True,
 ) -> list[dict[str, Any]]:
     """Damage copies of a bundle; return a row for each kind.
 
     Args:
-        bundles: as `_bundles` makes them.
+        bundles: as `prepared` makes them.
+        few, seed, thorough: as for `Corruption`.
     """
-    corruption = Corruption(
-        folder, bundles["directory"], bundles["archive"], bundles["other"], few, seed
-    )
+    sources = (bundles[name] for name in ("directory", "archive", "other"))
+    corruption = Limits(folder, *sources, few, seed, thorough)
     corruption.before()
     corruption.after()
     corruption.limits()
@@ -161,7 +167,7 @@ def main(
         }
 
         def within(work: Callable[[Path], Any]) -> Callable[[], Any]:
-            return lambda: _in_memory(work)
+            return lambda: in_memory(work)
 
         raced = pieces.unit(
             "loaders",
@@ -207,7 +213,7 @@ def _built(work: Path) -> Bundle:
     )
 
 
-def _in_memory(work: Callable[[Path], Any]) -> Any:
+def in_memory(work: Callable[[Path], Any]) -> Any:
     """Call `work` with an empty folder, in memory where there is such a place."""
     shared = Path("/dev/shm")
     root = shared if os.access(shared, os.W_OK) else None

@@ -1,7 +1,6 @@
 """Files of an installed bundle that are damaged: mended, set aside, never loaded."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,68 +9,32 @@ from pathlib import Path
 
 import pytest
 from bundles import installable
+from spoiled import (
+    GRAPH,
+    GROUP,
+    KERNEL,
+    LIBRARY,
+    TIMINGS,
+    WHOLE,
+    cut,
+    empty,
+    flip,
+    fold,
+    found,
+    placed,
+    rewrite,
+)
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.hook.flytune_files import (
-    damaged,
-    read_activation,
-    read_marker,
     set_aside,
 )
 from flytune.caches.install import attempt, exec_environment
-from flytune.caches.packing import sign
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.prepare import prepare
 from flytune.caches.verify import SESSION, VERIFY_SEED, judge
 from flytune.shapes.errors import FlytuneError
-
-GRAPH = "inductor/fxgraph/ab/fabc/0123"
-TIMINGS = "inductor/cache/5e1f"
-KERNEL = "inductor/triton/0/KEY/mm.cubin"
-GROUP = "inductor/triton/0/KEY/__grp__mm.json"
-LIBRARY = "inductor/xy/cxyz.main.so"
-WHOLE = {
-    GRAPH: b"graph",
-    TIMINGS: b'{"system": {}, "cache": {"mm": {}}}',
-    KERNEL: b"kernel",
-    GROUP: b'{"child_paths": {"mm.cubin": "/elsewhere/mm.cubin"}}',
-    LIBRARY: b"\x7fELF",
-}
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    """Another bit, as a disk that fails has it: size and time are the same."""
-    status = path.stat()
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def rewrite(path: Path) -> None:
-    """Another bit that somebody wrote."""
-    flip(path)
-    os.utime(path, ns=(1, 1))
-
-
-def fold(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def pipe(path: Path) -> None:
-    """Who reads it waits for somebody who writes."""
-    path.unlink()
-    os.mkfifo(path)
 
 
 @pytest.fixture(autouse=True)
@@ -82,16 +45,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     return installable(tmp_path, "b", files=WHOLE)
-
-
-def placed(bundle: Path) -> Path:
-    directory = prepare(bundle).directory
-    assert directory is not None
-    return directory
-
-
-def found(directory: Path) -> list[str]:
-    return damaged(str(directory), read_marker(str(directory))["files"])
 
 
 @pytest.mark.parametrize("path", WHOLE)
@@ -315,106 +268,3 @@ def test_a_real_program_goes_on_where_its_files_are_damaged(
 
 def status_files(tmp_path: Path) -> Iterator[Path]:
     return (tmp_path / "home" / "status").glob("*.json")
-
-
-@pytest.mark.parametrize("folder", ["inductor", "inductor/fxgraph/ab"])
-@pytest.mark.parametrize("link", [False, True])
-def test_what_is_in_the_place_of_a_folder(
-    bundle: Path, tmp_path: Path, folder: str, link: bool
-) -> None:
-    directory = placed(bundle)
-    before = {path: (directory / path).read_bytes() for path in WHOLE}
-    elsewhere = tmp_path / "elsewhere"
-    (directory / folder).rename(elsewhere)
-    if link:
-        # Whoever can write there changes what would be loaded.
-        (directory / folder).symlink_to(elsewhere)
-    else:
-        (directory / folder).write_text("in the way")
-    inside = sorted(path for path in WHOLE if path.startswith(f"{folder}/"))
-    assert sorted(found(directory)) == inside
-    there = sorted(elsewhere.rglob("*"))
-    assert list(prepare(bundle).mended) == inside
-    assert {path: (directory / path).read_bytes() for path in WHOLE} == before
-    assert not (directory / folder).is_symlink()
-    assert sorted(elsewhere.rglob("*")) == there
-
-
-def test_a_linked_folder_is_set_aside_and_not_what_it_names(
-    bundle: Path, tmp_path: Path
-) -> None:
-    directory = placed(bundle)
-    (directory / "inductor/fxgraph").rename(tmp_path / "elsewhere")
-    (directory / "inductor/fxgraph").symlink_to(tmp_path / "elsewhere")
-    assert set_aside(str(directory), found(directory)) == ([GRAPH], [])
-    assert (tmp_path / "elsewhere/ab/fabc/0123").read_bytes() == WHOLE[GRAPH]
-    assert not (directory / "inductor/fxgraph").exists()
-
-
-def test_a_damaged_marker_costs_nothing_that_is_whole(bundle: Path) -> None:
-    directory = placed(bundle)
-    (directory / "inductor/added").write_text("by serving")
-    (directory / "installed.json").write_bytes(b"{")
-    (bundle / GRAPH).unlink()
-    # The bundle cannot make it anew, and what is installed is whole.
-    assert prepare(bundle).mended == ("installed.json",)
-    assert (directory / "inductor/added").exists()
-    assert (directory / GRAPH).read_bytes() == WHOLE[GRAPH]
-
-
-def test_a_place_without_a_marker_goes_when_the_bundle_is_whole(bundle: Path) -> None:
-    directory = placed(bundle)
-    (directory / "installed.json").unlink()
-    graph = (bundle / GRAPH).read_bytes()
-    (bundle / GRAPH).unlink()
-    with pytest.raises(FlytuneError, match="lacks a file"):
-        prepare(bundle)
-    assert (directory / GRAPH).read_bytes() == graph
-    (bundle / GRAPH).write_bytes(graph)
-    assert prepare(bundle).mended == ("installed.json",)
-
-
-OWN = ("installed.json", "activation.json", "manifest.json")
-
-
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("damage", [flip, fold, pipe])
-def test_flytunes_own_files_are_mended(
-    bundle: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    directory = placed(bundle)
-    before = (directory / name).read_bytes()
-    damage(directory / name)
-    assert prepare(bundle).mended == (name,)
-    assert (
-        json.loads((directory / name).read_bytes()).keys() == json.loads(before).keys()
-    )
-    assert prepare(bundle).mended == ()
-
-
-def test_another_signature_is_no_damage(bundle: Path) -> None:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    directory = placed(bundle)
-    sign(Bundle.open(bundle), Ed25519PrivateKey.generate())
-    assert prepare(bundle).mended == ()
-    signature = (bundle / "signature.json").read_bytes()
-    assert (directory / "signature.json").read_bytes() == signature
-
-
-def test_another_bit_of_the_activation_is_not_served(bundle: Path) -> None:
-    directory = placed(bundle)
-    path = directory / "activation.json"
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b'"max_autotune":true', b'"max_autotune":1234'))
-    assert path.read_bytes() != content
-    with pytest.raises(ValueError, match="not as it was installed"):
-        read_activation(str(directory))
-
-
-def test_what_is_whole_is_served_from_a_full_disk(bundle: Path) -> None:
-    directory = placed(bundle)
-    before = {path: path.stat().st_ino for path in directory.iterdir()}
-    assert prepare(bundle).mended == ()
-    # Nothing is written anew that is as it should be.
-    assert {path: path.stat().st_ino for path in directory.iterdir()} == before
