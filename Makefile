@@ -59,6 +59,7 @@ bench-all: $(INSTALLED) ## Measure a CPU's figures and renew the README's tables
 	$(BIN)/python ci/bench/compile.py
 	$(BIN)/python ci/bench/coverage.py
 	$(BIN)/python ci/bench/fuzz.py
+	$(BIN)/python ci/bench/faults.py
 	$(BIN)/python ci/bench/tables.py
 
 clean: ## Remove all that make has made

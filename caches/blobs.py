@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flytune.caches.bundle import TEMPORARY, make_private, writing
+from flytune.caches.bundle import make_private, writing
 from flytune.caches.home import flytune_home
 from flytune.caches.oci import Descriptor
+from flytune.caches.scratch import TEMPORARY
 from flytune.caches.store import Store, checked
 
 # No pull takes longer with one blob at hand.

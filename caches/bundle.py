@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,12 +25,11 @@ from flytune.caches.manifest import (
     is_digest,
     sha256_hex,
 )
+from flytune.caches.scratch import make_beside
 from flytune.caches.signature import SIGNATURE_LIMIT_BYTES, Envelope
 from flytune.shapes.errors import FlytuneError
 
 ARCHIVE_SUFFIX = ".tar.zst"
-TEMPORARY = ".flytune-"
-"""In the name of what is being written, between the final name and random letters."""
 # As container registries write it: the manifest's digest after the bundle's name.
 _PIN = re.compile(r"(.+)@sha256:(.*)", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -119,8 +117,7 @@ class Bundle:
         with writing(into):
             sizes = (self.manifest.files[path].size_bytes for path in wanted)
             _check_room(into.parent, sum(sizes))
-            prefix = f".{into.name}{TEMPORARY}"
-            temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=into.parent))
+            temporary = make_beside(into)
             try:
                 self._write_all(temporary, wanted)
                 if finish is not None:

@@ -33,7 +33,7 @@ def files(path: Path) -> Iterator[tuple[str, int, Content]]:
     """
     try:
         if not path.is_dir():
-            with path.open("rb") as file:
+            with _open_plain(path, link=True) as file:
                 for member in members(_Input(path, file)):
                     yield member.name, member.size_bytes, member.content
             return
@@ -106,9 +106,9 @@ def _folder_file(folder: Path, name: str) -> Iterator[tuple[str, int, Content]]:
         yield name, size_bytes, _FileContent(_Input(folder / name, file))
 
 
-def _open_plain(path: Path) -> IO[bytes]:
+def _open_plain(path: Path, *, link: bool = False) -> IO[bytes]:
     # Not to follow a link, nor hang on a pipe, that replaced the file since the walk.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if link else os.O_NOFOLLOW)
     file = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

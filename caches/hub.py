@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.bundle import TEMPORARY, Bundle, writing
+from flytune.caches.bundle import Bundle, writing
 from flytune.caches.choice import Wanted, choose, read_manifest
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, check_path
 from flytune.caches.oci import TARGET, Descriptor, annotations, ranks_and_engines
 from flytune.caches.packing import check_absent, publish
 from flytune.caches.registry_client import certificates
+from flytune.caches.scratch import beside
 from flytune.caches.shipping import Shipped, file_name, model_word
 from flytune.caches.store import HUB_SCHEME
 from flytune.caches.target import Target
@@ -114,10 +115,9 @@ def pull_from_hub(
     with (
         writing(parent),
         _hub(place, ca) as api,
-        tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=parent) as directory,
+        beside(parent / "pull") as fetched,
     ):
         info = api.repo_info(place.repo, revision=place.revision)
-        fetched = Path(directory)
         folders = _folders([one.rfilename for one in info.siblings or ()])
 
         def fetch(patterns: Sequence[str]) -> None:

@@ -3,18 +3,18 @@
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.blobs import idle_blobs
-from flytune.caches.bundle import TEMPORARY, Bundle
+from flytune.caches.bundle import Bundle
 from flytune.caches.codes import Code
 from flytune.caches.home import INSTALLED, flytune_home, status_directory
 from flytune.caches.hook.flytune_files import MARKER_NAME, read_marker
 from flytune.caches.hook.flytune_status import left_over
 from flytune.caches.locks import lock_of, locked
+from flytune.caches.scratch import TEMPORARY, make_beside
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 
@@ -150,9 +150,8 @@ def _removed(directory: Path) -> bool:
             if _in_use(directory):
                 return False
             # A process that starts now finds the whole of it or nothing.
-            prefix = f".{directory.name}{TEMPORARY}"
-            scratch = tempfile.mkdtemp(prefix=prefix, dir=directory.parent)
-            directory.rename(Path(scratch) / directory.name)
+            scratch = make_beside(directory)
+            directory.rename(scratch / directory.name)
             shutil.rmtree(scratch, ignore_errors=True)
             lock_of(directory).unlink()
     except OSError:

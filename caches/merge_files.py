@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.expected import CACHES
 from flytune.caches.keys import KEYS_NAME, read_keys, write_keys
 from flytune.caches.manifest import FileEntry, canonical_json
 from flytune.caches.packing import file_entry
-from flytune.caches.placing import CACHES
 from flytune.caches.records import RECORDS_NAME, read_records, write_records
 from flytune.caches.triton_cache import is_group, relocated_group
 from flytune.caches.verify_kernels import ASKED_NAME

@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from flytune.caches.archive import ArchiveWriter, BundleError, Fault
-from flytune.caches.bundle import ARCHIVE_SUFFIX, TEMPORARY, Bundle, writing
+from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle, writing
 from flytune.caches.bundle_files import plain_files
 from flytune.caches.key_files import key_id
 from flytune.caches.manifest import (
@@ -22,6 +21,7 @@ from flytune.caches.manifest import (
     Manifest,
     sha256_hex,
 )
+from flytune.caches.scratch import beside
 from flytune.caches.signature import SIGNATURE_LIMIT_BYTES, Envelope, statement
 from flytune.shapes.errors import FlytuneError
 
@@ -48,10 +48,10 @@ def pack(
         FlytuneError: `out` exists, a staged file is a link or a device or changed
             while it was packed, or the disk is full.
     """
-    check_absent(out)
     if not staging.is_dir():
         raise FlytuneError(f"no directory to pack: {staging}")
-    with writing(out):
+    with writing(out), beside(out) as scratch:
+        check_absent(out)
         files = {path: file_entry(staging / path) for path in _staged(staging)}
         text = replace(manifest, files=files).to_json()
         # What would be refused when read must not be published.
@@ -59,10 +59,7 @@ def pack(
         heads = {MANIFEST_NAME: text}
         if keys:
             heads[SIGNATURE_NAME] = _envelope(text, manifest, None, keys)
-        if out.name.endswith(ARCHIVE_SUFFIX):
-            _pack_archive(staging, heads, files, out)
-        else:
-            _pack_directory(staging, heads, files, out)
+        _publish(staging, heads, files, out, scratch)
     return out
 
 
@@ -77,25 +74,21 @@ def sign(bundle: Bundle, key: "Ed25519PrivateKey") -> None:
     """
     path = bundle.path.resolve()
     text = _envelope(bundle.text, bundle.manifest, bundle.envelope, [key])
-    with (
-        writing(path),
-        tempfile.TemporaryDirectory(
-            prefix=f".{path.name}{TEMPORARY}", dir=path.parent
-        ) as directory,
-    ):
+    with writing(path), beside(path) as scratch:
         if path.is_dir():
             bundle.check()
             # Not in the bundle, which must hold nothing else if this is killed.
-            part = Path(directory) / SIGNATURE_NAME
+            part = scratch / SIGNATURE_NAME
             part.write_bytes(text)
             part.replace(path / SIGNATURE_NAME)
             return
-        placed = Path(directory) / "placed"
+        placed, part = scratch / "placed", scratch / "part"
         bundle.place(placed)
         heads = {**bundle.heads(), SIGNATURE_NAME: text}
         names = _in_order(bundle.manifest.files)
         files = {name: bundle.manifest.files[name] for name in names}
-        _pack_archive(placed, heads, files, path, path.stat().st_mode & 0o777)
+        _pack_archive(placed, heads, files, part, path.stat().st_mode & 0o777)
+        part.replace(path)
 
 
 def _envelope(
@@ -139,17 +132,27 @@ def publish(staging: Path, out: Path) -> Path:
         FlytuneError: `out` exists, the directory breaks a rule of a bundle, or the disk
             is full.
     """
-    check_absent(out)
     bundle = Bundle.open(staging)
     bundle.check()
-    with writing(out):
+    with writing(out), beside(out) as scratch:
+        check_absent(out)
         heads, names = bundle.heads(), _in_order(bundle.manifest.files)
         files = {name: bundle.manifest.files[name] for name in names}
-        if out.name.endswith(ARCHIVE_SUFFIX):
-            _pack_archive(staging, heads, files, out)
-        else:
-            _pack_directory(staging, heads, files, out)
+        _publish(staging, heads, files, out, scratch)
     return out
+
+
+def _publish(
+    staging: Path,
+    heads: Mapping[str, bytes],
+    files: Mapping[str, FileEntry],
+    out: Path,
+    scratch: Path,
+) -> None:
+    is_archive = out.name.endswith(ARCHIVE_SUFFIX)
+    write = _pack_archive if is_archive else _pack_directory
+    write(staging, heads, files, scratch / out.name)
+    (scratch / out.name).rename(out)
 
 
 def _pack_archive(
@@ -159,27 +162,18 @@ def _pack_archive(
     out: Path,
     mode: int = 0o644,
 ) -> None:
-    descriptor, name = tempfile.mkstemp(
-        prefix=f".{out.name}{TEMPORARY}", dir=out.parent
-    )
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            archive = ArchiveWriter(file)
-            for name, text in heads.items():
-                archive.add(name, len(text), io.BytesIO(text))
-            for path, entry in files.items():
-                with _unchanged(staging / path, entry) as content:
-                    archive.add(path, entry.size_bytes, content)
-            archive.finish()
-            file.flush()
-            # A temporary file is private; a bundle is for others to read.
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        temporary.rename(out)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with out.open("wb") as file:
+        archive = ArchiveWriter(file)
+        for name, text in heads.items():
+            archive.add(name, len(text), io.BytesIO(text))
+        for path, entry in files.items():
+            with _unchanged(staging / path, entry) as content:
+                archive.add(path, entry.size_bytes, content)
+        archive.finish()
+        file.flush()
+        # Whatever the umask is: a bundle is for others to read.
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
 
 
 def _pack_directory(
@@ -188,22 +182,17 @@ def _pack_directory(
     files: Mapping[str, FileEntry],
     out: Path,
 ) -> None:
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}{TEMPORARY}", dir=out.parent))
-    try:
-        for name, text in heads.items():
-            (temporary / name).write_bytes(text)
-        for path, entry in files.items():
-            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
-            with (
-                _unchanged(staging / path, entry) as content,
-                (temporary / path).open("wb") as file,
-            ):
-                shutil.copyfileobj(content, file)
-        temporary.chmod(0o755)
-        temporary.rename(out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    out.mkdir()
+    for name, text in heads.items():
+        (out / name).write_bytes(text)
+    for path, entry in files.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        with (
+            _unchanged(staging / path, entry) as content,
+            (out / path).open("wb") as file,
+        ):
+            shutil.copyfileobj(content, file)
+    out.chmod(0o755)
 
 
 def _staged(staging: Path) -> tuple[str, ...]:

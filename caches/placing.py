@@ -2,15 +2,21 @@
 
 import os
 import shutil
-import tempfile
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.bundle import TEMPORARY, Bundle, make_private, writing
+from flytune.caches.bundle import Bundle, make_private, writing
 from flytune.caches.codes import Code
+from flytune.caches.expected import (
+    CACHES,
+    activation_of,
+    cache_files,
+    groups_of,
+    rows_of,
+    write_groups,
+)
 from flytune.caches.home import (
     check_executable,
     check_private,
@@ -18,23 +24,23 @@ from flytune.caches.home import (
     make_temporary,
 )
 from flytune.caches.hook.flytune_files import (
+    ACTIVATION_NAME,
     MARKER_NAME,
     damaged,
     hold,
     read_marker,
+    read_plain,
     set_aside,
 )
-from flytune.caches.hook.flytune_hook import ACTIVATION_NAME, say
+from flytune.caches.hook.flytune_hook import say
 from flytune.caches.locks import lock_of, locked
-from flytune.caches.manifest import FileEntry, Manifest, canonical_json, sha256_hex
-from flytune.caches.policy import inductor_without_flydsl
-from flytune.caches.triton_cache import is_group, relocated_group
+from flytune.caches.manifest import (
+    SIGNATURE_NAME,
+    canonical_json,
+    sha256_hex,
+)
+from flytune.caches.scratch import leftovers, make_beside
 from flytune.shapes.errors import FlytuneError
-
-CACHES = "inductor"
-# Digests of this many bytes take a tenth of a second; for more, a file whose size and
-# time are those of its installation is taken to be whole.
-_DIGEST_LIMIT_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ def place(bundle: Bundle, directory: Path | None) -> Placed:
         make_temporary(target)
         make_private(target.parent)
         check_private(target.parent, sticky=not own)
-        if any(path.endswith(".so") for path in _cache_files(bundle.manifest)):
+        if any(path.endswith(".so") for path in cache_files(bundle.manifest)):
             check_executable(target.parent)
         with locked(lock_of(target)):
             placed = _place(bundle, target, own=own)
@@ -81,111 +87,108 @@ def place(bundle: Bundle, directory: Path | None) -> Placed:
 
 
 def _place(bundle: Bundle, target: Path, *, own: bool) -> Placed:
-    for rubbish in target.parent.glob(f".{target.name}{TEMPORARY}*"):
+    for rubbish in leftovers(target):
         shutil.rmtree(rubbish, ignore_errors=True)
     if not target.exists() or not any(target.iterdir()):
         _install(bundle, target)
         return Placed(target)
     check_private(target)
     marker = read_marker(str(target))
-    if marker.get("bundle") == bundle.digest:
-        _write_heads(bundle, target)
-        return _mend(bundle, target, marker["files"])
+    torn = not marker and os.path.lexists(target / MARKER_NAME)
+    # A default place has the bundle's name: a marker that is damaged takes nothing.
+    if marker.get("bundle") == bundle.digest or (own and torn):
+        return _mend(bundle, target, marker)
     if not own:
         raise FlytuneError(
             f"directory holds something else: {target}",
             hint="remove it, or install into another",
             code=Code.OCCUPIED,
         )
-    shutil.rmtree(target)
-    _install(bundle, target)
+    scratch = make_beside(target)
+    try:
+        # What is there goes when the bundle is known to be whole.
+        _install(bundle, target, scratch / "new")
+        target.rename(scratch / "old")
+        (scratch / "new").rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return Placed(target, mended=(MARKER_NAME,))
 
 
-def _install(bundle: Bundle, target: Path) -> None:
+def _install(bundle: Bundle, target: Path, fresh: Path | None = None) -> None:
+    """Write a directory that is to lie at `target`, there or first at `fresh`."""
+
     def finish(directory: Path) -> None:
         (directory / CACHES).mkdir(mode=0o700, exist_ok=True)
-        _write_heads(bundle, directory)
-        (directory / ACTIVATION_NAME).write_bytes(_activation(bundle.manifest))
-        _relocate(directory, _groups(bundle.manifest, target), paths)
-        _write_marker(bundle.digest, directory, _rows(bundle.manifest, target, {}))
+        _write_own(bundle, directory)
+        write_groups(directory, groups_of(bundle.manifest, target), paths)
+        _write_marker(bundle, directory, rows_of(bundle.manifest, target, {}))
 
-    paths = _cache_files(bundle.manifest)
-    bundle.place(target, only=paths, finish=finish)
+    paths = cache_files(bundle.manifest)
+    bundle.place(fresh or target, only=paths, finish=finish)
 
 
-def _write_heads(bundle: Bundle, directory: Path) -> None:
-    """Keep the manifest and who signed it, byte for byte.
+def _write_own(bundle: Bundle, directory: Path) -> tuple[str, ...]:
+    """Write flytune's own files, but the marker, where they are not there and whole.
 
-    With them the directory is served again when the bundle itself is gone.
+    With the manifest and who signed it, byte for byte, the directory is served again
+    when the bundle itself is gone. Returns those that were written.
     """
-    for name, content in bundle.heads().items():
-        part = directory / f".{name}"
-        part.write_bytes(content)
-        part.replace(directory / name)
+    own = {**bundle.heads(), ACTIVATION_NAME: activation_of(bundle.manifest)}
+    anew = [name for name, content in own.items() if _write(directory / name, content)]
+    # Another signature is no damage: somebody signed the bundle since.
+    return tuple(name for name in anew if name != SIGNATURE_NAME)
 
 
-def _groups(manifest: Manifest, target: Path) -> Mapping[str, bytes]:
-    """Return each of Triton's lists as it must be for files that lie in `target`."""
-    paths = _cache_files(manifest)
-    names = defaultdict(list)
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        names[folder].append(name)
-    return {
-        path: relocated_group(target / path, names[path.rpartition("/")[0]])
-        for path in paths
-        if is_group(Path(path))
-    }
-
-
-def _relocate(
-    directory: Path, groups: Mapping[str, bytes], paths: Iterable[str]
-) -> None:
-    """Write those of Triton's lists that are among the files of `directory`."""
-    for path in paths:
-        if path in groups:
-            (directory / path).write_bytes(groups[path])
+def _write(path: Path, content: bytes) -> bool:
+    """Write a file anew unless it is whole; return whether it was not."""
+    part = path.with_name(f".{path.name}")
+    # Of a process that was killed.
+    part.unlink(missing_ok=True)
+    try:
+        if read_plain(str(path)) == content:
+            return False
+    except OSError:
+        pass
+    part.write_bytes(content)
+    _put(part, path)
+    return True
 
 
 def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> Placed:
-    rows = _rows(bundle.manifest, target, marker)
-    small = sum(size for size, _, _ in rows.values()) <= _DIGEST_LIMIT_BYTES
-    broken = damaged(str(target), rows, read=small)
-    absent = [path for path in rows if not os.path.lexists(target / path)]
-    if not broken + absent:
-        return Placed(target, mended=_mend_activation(bundle.manifest, target))
+    own = _write_own(bundle, target)
+    known = marker.get("files", {})
+    rows = rows_of(bundle.manifest, target, known)
+    broken = damaged(str(target), rows)
+    absent = [
+        path for path in rows.keys() - set(broken) if not os.path.lexists(target / path)
+    ]
+    bad = sorted(broken + absent)
+    moved: tuple[str, ...] = ()
     try:
-        _write_anew(bundle, target, broken + absent)
+        if bad:
+            _write_anew(bundle, target, bad)
     except FlytuneError as error:
-        _mend_activation(bundle.manifest, target)
-        return _without(target, broken, error)
-    kept = {p: row for p, row in marker.items() if p not in {*broken, *absent}}
-    _write_marker(bundle.digest, target, _rows(bundle.manifest, target, kept))
-    mended = (*broken, *absent, *_mend_activation(bundle.manifest, target))
-    say(
-        f"mended {len(mended)} files of an installed bundle: {mended[0]} "
-        f"({Code.MENDED})"
-    )
-    return Placed(target, mended=mended)
+        moved, bad = _without(target, broken, error), []
+    kept = {path: row for path, row in known.items() if path not in bad}
+    if (
+        _write_marker(bundle, target, rows_of(bundle.manifest, target, kept))
+        and not bad
+    ):
+        own = (*own, MARKER_NAME)
+    mended = (*bad, *own)
+    if mended:
+        say(
+            f"mended {len(mended)} files of an installed bundle: {mended[0]} "
+            f"({Code.MENDED})"
+        )
+    return Placed(target, mended=mended, set_aside=moved)
 
 
-def _mend_activation(manifest: Manifest, target: Path) -> tuple[str, ...]:
-    content = _activation(manifest)
-    try:
-        held = (target / ACTIVATION_NAME).read_bytes() == content
-    except OSError:
-        held = False
-    if held:
-        return ()
-    part = target / f".{ACTIVATION_NAME}"
-    part.write_bytes(content)
-    _put(part, target / ACTIVATION_NAME)
-    return (ACTIVATION_NAME,)
-
-
-def _without(target: Path, broken: list[str], error: FlytuneError) -> Placed:
+def _without(target: Path, broken: list[str], error: FlytuneError) -> tuple[str, ...]:
     """Go on without the damaged files of a bundle that cannot mend them.
+
+    Returns those that are set aside.
 
     Raises:
         FlytuneError: they cannot be set aside.
@@ -200,36 +203,21 @@ def _without(target: Path, broken: list[str], error: FlytuneError) -> Placed:
             f"{len(moved)} damaged files of an installed bundle are set aside: "
             f"{moved[0]} ({Code.SET_ASIDE})"
         )
-    return Placed(target, set_aside=tuple(moved))
+    return tuple(moved)
 
 
 def _write_anew(bundle: Bundle, target: Path, paths: list[str]) -> None:
-    scratch = Path(
-        tempfile.mkdtemp(prefix=f".{target.name}{TEMPORARY}", dir=target.parent)
-    )
+    scratch = make_beside(target)
     try:
         fresh = scratch / target.name
         bundle.place(fresh, only=paths)
-        _relocate(fresh, _groups(bundle.manifest, target), paths)
+        write_groups(fresh, groups_of(bundle.manifest, target), paths)
         for path in paths:
+            for folder in reversed((target / path).relative_to(target).parents[:-1]):
+                _remove_other(target / folder)
             _put(fresh / path, target / path)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _rows(
-    manifest: Manifest, target: Path, marker: Mapping[str, Any]
-) -> dict[str, tuple[int, int, str]]:
-    """Return what each installed file must be, and its time, for `damaged`."""
-    groups = _groups(manifest, target)
-    rows = {}
-    for path in _cache_files(manifest):
-        entry = manifest.files[path]
-        if path in groups:
-            entry = FileEntry(sha256_hex(groups[path]), len(groups[path]))
-        mtime_ns = marker[path][1] if path in marker else -1
-        rows[path] = (entry.size_bytes, mtime_ns, entry.sha256)
-    return rows
 
 
 def _put(source: Path, target: Path) -> None:
@@ -239,32 +227,25 @@ def _put(source: Path, target: Path) -> None:
     source.replace(target)
 
 
-def _cache_files(manifest: Manifest) -> Collection[str]:
-    return [path for path in manifest.files if path.startswith(f"{CACHES}/")]
-
-
-def _activation(manifest: Manifest) -> bytes:
-    """What the hook needs, apart from the manifest, which may be large."""
-    inductor = manifest.policy.get("inductor", {})
-    return canonical_json(
-        {
-            "kind": manifest.target["hardware"].get("kind"),
-            "software": manifest.target["software"],
-            "inductor": inductor,
-            "inductor_without_flydsl": inductor_without_flydsl(inductor),
-            "dynamo": manifest.policy.get("dynamo", {}),
-        }
-    )
+def _remove_other(folder: Path) -> None:
+    """Remove what is in the place of a folder, such as a link, not what it names."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        folder.unlink()
 
 
 def _write_marker(
-    digest: str, directory: Path, rows: Mapping[str, tuple[int, int, str]]
-) -> None:
-    """Say that the directory is whole; a time of -1 is that of the file now."""
+    bundle: Bundle, directory: Path, rows: Mapping[str, tuple[int, int, str]]
+) -> bool:
+    """Say what is whole, if that is news; a time of -1 is that of the file now."""
     files = {
-        path: (size, (directory / path).stat().st_mtime_ns if time < 0 else time, sha)
+        path: (size, _time_of(directory / path) if time < 0 else time, sha)
         for path, (size, time, sha) in rows.items()
     }
-    part = directory / f".{MARKER_NAME}"
-    part.write_bytes(canonical_json({"bundle": digest, "files": files}))
-    part.replace(directory / MARKER_NAME)
+    activation = sha256_hex(activation_of(bundle.manifest))
+    row = {"bundle": bundle.digest, "activation": activation, "files": files}
+    return _write(directory / MARKER_NAME, canonical_json(row))
+
+
+def _time_of(path: Path) -> int:
+    """Return a file's time in nanoseconds; 0 where it was set aside."""
+    return path.lstat().st_mtime_ns if os.path.lexists(path) else 0

@@ -11,12 +11,13 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.codes import Code
 from flytune.caches.device_profile import may_have_accelerator
 from flytune.caches.directories import variables
+from flytune.caches.expected import CACHES
 from flytune.caches.hook import flytune_hook
 from flytune.caches.hook.flytune_files import read_marker
 from flytune.caches.host import Part
 from flytune.caches.installed import DIGEST_PREFIX, installed_path
 from flytune.caches.manifest import MANIFEST_NAME, Manifest
-from flytune.caches.placing import CACHES, place
+from flytune.caches.placing import place
 from flytune.caches.target import PartResult, PartStatus, Target
 from flytune.caches.trust import HERE, Trust, admit
 from flytune.caches.variants import code_of, compare_parts, refusals

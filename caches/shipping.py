@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.blobs import BlobFolder, Moved
-from flytune.caches.bundle import ARCHIVE_SUFFIX, TEMPORARY, Bundle, writing
+from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle, writing
 from flytune.caches.choice import Wanted, choose, read_manifest
 from flytune.caches.layers import by_part, read_part, write_part
 from flytune.caches.layout import LayoutStore
@@ -35,6 +35,7 @@ from flytune.caches.oci import (
 )
 from flytune.caches.packing import check_absent, publish
 from flytune.caches.registry import RegistryStore
+from flytune.caches.scratch import beside
 from flytune.caches.store import Reference, Store, checked
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
@@ -154,13 +155,7 @@ def pull(
     image = remote.image(chosen)
     target = out or Path(file_name(Manifest.from_json(remote.config(image))))
     check_absent(target)
-    with (
-        writing(target),
-        tempfile.TemporaryDirectory(
-            prefix=f".{target.name}{TEMPORARY}", dir=target.parent
-        ) as directory,
-    ):
-        staging = Path(directory)
+    with writing(target), beside(target) as staging:
         _assemble(image, remote, staging)
         publish(staging, target)
     return Shipped(

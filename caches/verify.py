@@ -16,6 +16,7 @@ from typing import Any
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.directories import TRITON_DIR
+from flytune.caches.expected import CACHES
 from flytune.caches.keys import KEYS_NAME, GraphKey, explain_miss, read_keys
 from flytune.caches.ledger import (
     ASIDE,
@@ -27,7 +28,6 @@ from flytune.caches.ledger import (
     summary,
 )
 from flytune.caches.manifest import Manifest
-from flytune.caches.placing import CACHES
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import ProgramSpec
 from flytune.caches.session import tolerance

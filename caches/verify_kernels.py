@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.expected import CACHES
 from flytune.caches.flydsl_cache import Kernel, missing_entries, read_kernel
-from flytune.caches.placing import CACHES
 from flytune.caches.trust import HERE, Trust, admit
 from flytune.caches.verdict import Verdict
 from flytune.shapes.errors import FlytuneError

@@ -9,14 +9,14 @@ import hashlib
 import importlib.metadata
 import re
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 
-from flytune.caches.bundle import TEMPORARY, Bundle, writing
+from flytune.caches.bundle import Bundle, writing
 from flytune.caches.found import BUNDLE_NAME, GROUP
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import check_absent, publish
+from flytune.caches.scratch import beside
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 
@@ -64,10 +64,8 @@ def make_wheel(
     check_absent(wheel)
     with writing(wheel):
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{wheel.name}{TEMPORARY}", dir=out
-        ) as directory:
-            archive = _as_archive(bundle, Path(directory))
+        with beside(wheel) as scratch:
+            archive = _as_archive(bundle, scratch)
             info = f"{package}-{version}.dist-info"
             texts = {
                 f"{package}/__init__.py": f'"""{_summary(manifest)}"""\n',
@@ -75,7 +73,7 @@ def make_wheel(
                 f"{info}/WHEEL": _wheel_text(tag),
                 f"{info}/entry_points.txt": f"[{GROUP}]\n{name} = {package}\n",
             }
-            part = Path(directory) / wheel.name
+            part = scratch / wheel.name
             _write(part, package, info, texts, archive)
             part.rename(wheel)
     return wheel

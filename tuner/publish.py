@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flytune.caches.expected import CACHES
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
-from flytune.caches.placing import CACHES
 from flytune.caches.provenance import provenance
 from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.target import Target

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.expected import CACHES
 from flytune.caches.flydsl_cache import Kernel
 from flytune.caches.packing import pack
-from flytune.caches.placing import CACHES
 from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.verify_kernels import ASKED_NAME, looked_up, write_asked
 from flytune.tuner.candidate import FLYDSL, BuildResult

@@ -6,6 +6,7 @@ another bit in it it may serve a wrong result. What is set aside is a miss.
 Standard library alone, and nothing newer than Python 3.10: as the hook.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,12 +17,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MARKER_NAME = "installed.json"
-"""The last file of an installation: the bundle's digest, and of each of its files the
-size in bytes, the time in nanoseconds, and the SHA-256."""
+"""The last file of an installation: the bundle's digest, the activation's, and of each
+of the bundle's files the size in bytes, the time in nanoseconds, and the SHA-256."""
+ACTIVATION_NAME = "activation.json"
+"""What the hook needs of the manifest, which may be large."""
 DAMAGED = "damaged"
 """The folder beside the caches that holds what was set aside."""
 _COPY_BYTES = 1 << 20
 _FOUND = (".best_config", ".kernel_perf", ".autotune.json")
+# Digests of this many bytes take a tenth of a second; for more, a file whose size and
+# time are those of its installation is taken to be whole.
+_DIGEST_LIMIT_BYTES = 64 * 2**20
 
 
 def hold(directory: str) -> int:
@@ -80,11 +86,24 @@ def _others_can_write(status: os.stat_result, sticky: bool = False) -> bool:
     return bool(writable and not kept) or status.st_uid not in (0, os.geteuid())
 
 
+def read_plain(path: str) -> bytes:
+    """Return a file's content; a link is not followed, nor a pipe waited for.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no plain file", path)
+        return file.read()
+
+
 def read_marker(directory: str) -> Mapping[str, Any]:
     """Return what an installation says of its files; empty where it is damaged."""
     try:
-        with open(os.path.join(directory, MARKER_NAME), "rb") as file:
-            marker = json.loads(file.read())
+        marker = json.loads(read_plain(os.path.join(directory, MARKER_NAME)))
         rows = marker["files"]
         sound = all(
             [type(part) for part in row] == [int, int, str] for row in rows.values()
@@ -92,6 +111,20 @@ def read_marker(directory: str) -> Mapping[str, Any]:
         return marker if sound and isinstance(marker["bundle"], str) else {}
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def read_activation(directory: str) -> Any:
+    """Return what the hook is to hold torch to.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it, or the marker, is not as it was written.
+    """
+    content = read_plain(os.path.join(directory, ACTIVATION_NAME))
+    digest = read_marker(directory).get("activation")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"not as it was installed: {directory}/{ACTIVATION_NAME}")
+    return json.loads(content)
 
 
 def damaged(
@@ -104,11 +137,37 @@ def damaged(
 
     Args:
         files: what `read_marker` says of them.
-        read: compare digests where sizes and times are the same too.
+        read: compare all digests, however much that is to read.
     """
+    read = read or sum(row[0] for row in files.values()) <= _DIGEST_LIMIT_BYTES
+    astray = _astray(directory, files)
     return [
-        path for path, row in files.items() if not _is_whole(directory, path, row, read)
+        path
+        for path, row in files.items()
+        if not astray.isdisjoint(_folders(path))
+        or not _is_whole(directory, path, row, read)
     ]
+
+
+def _astray(directory: str, paths: Iterable[str]) -> set[str]:
+    """Return which folders of some files are something else, such as a link."""
+    folders = {folder for path in paths for folder in _folders(path)}
+    found = set()
+    for folder in folders:
+        try:
+            mode = os.lstat(os.path.join(directory, folder)).st_mode
+        except OSError:
+            # Absent, or in one that is something else itself.
+            continue
+        if not stat.S_ISDIR(mode):
+            found.add(folder)
+    return found
+
+
+def _folders(path: str) -> list[str]:
+    """Return the folders that a relative path names, the outermost first."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
 
 
 def set_aside(directory: str, paths: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -118,8 +177,11 @@ def set_aside(directory: str, paths: Iterable[str]) -> tuple[list[str], list[str
     be moved.
     """
     moved, stuck = [], []
+    paths = list(paths)
+    astray = _astray(directory, paths)
     for path in paths:
-        goes = _unit(path)
+        # What lies behind a link is not ours to move.
+        goes = next((f for f in _folders(path) if f in astray), _unit(path))
         source = os.path.join(directory, goes)
         place = os.path.join(directory, DAMAGED, goes.replace("/", "__"))
         try:
@@ -181,8 +243,7 @@ def _is_whole(directory: str, path: str, row: Sequence[Any], read: bool) -> bool
 def _is_sound(path: str, field: str) -> bool:
     """Whether torch can read what serving wrote: JSON, with the field if it has one."""
     try:
-        with open(path, "rb") as file:
-            found = json.loads(file.read())
+        found = json.loads(read_plain(path))
         return not field or isinstance(found[field], dict)
     except (ValueError, RecursionError, LookupError, TypeError):
         return False

@@ -29,7 +29,6 @@ else:  # In the child of a command, where this folder is on the path.
     import flytune_status  # type: ignore[import-not-found, no-redef]
     import flytune_torch  # type: ignore[import-not-found, no-redef]
 
-ACTIVATION_NAME = "activation.json"
 CHANGES_VARIABLE = "FLYTUNE_CHANGES"
 _CALLBACKS = "torch._dynamo.callback"
 _WATCHED = (
@@ -72,6 +71,7 @@ class Hook(flytune_imports.AfterImport):
         self._held = flytune_files.hold(directory)
         self._graphs: dict[str, int] = {}
         self._undo: list[Callable[[], None]] = []
+        self._activation: Any = None
 
     def loaded(self, module: Any) -> None:
         """Check a module that was imported; disable the bundle if it does not fit."""
@@ -107,9 +107,9 @@ class Hook(flytune_imports.AfterImport):
             say_unused(reason, self._status)
 
     def _differences(self, module: Any) -> Iterator[Reason]:
-        path = os.path.join(self.flytune_directory, ACTIVATION_NAME)
-        with open(path, encoding="utf-8") as file:
-            activation = json.load(file)
+        if self._activation is None:
+            self._activation = flytune_files.read_activation(self.flytune_directory)
+        activation = self._activation
         built = activation["software"]
         if module.__name__ in _CONFIGS:
             settings = activation[_CONFIGS[module.__name__]]

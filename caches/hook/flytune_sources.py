@@ -15,6 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+if __package__:
+    from flytune.caches.hook.flytune_files import read_plain
+else:  # In the child of a command, where this folder is on the path.
+    from flytune_files import (  # type: ignore[import-not-found, no-redef]
+        read_plain,
+    )
+
 KNOWN_NAME = "sources.json"
 # Folders that hold no Python of torch's own.
 _SKIPPED = ("__pycache__", "bin", "include", "lib", "share")
@@ -80,7 +87,7 @@ class _Known:
             return self._key
         looks = _looks(self._what, files)
         stored = self._read().get(self._name)
-        if isinstance(stored, list) and stored[:1] == [looks] and len(stored) == 2:
+        if isinstance(stored, list) and stored == _row(looks, *stored[1:2]):
             self._key, self.was_known = str(stored[1]), True
         else:
             self._key = compute()
@@ -89,15 +96,15 @@ class _Known:
 
     def _read(self) -> Any:
         try:
-            with open(self._path, encoding="utf-8") as file:
-                row = json.load(file)
-        except (OSError, ValueError):
+            row = json.loads(read_plain(self._path))
+        except (OSError, ValueError, RecursionError):
             return {}
         return row if isinstance(row, dict) else {}
 
     def _keep(self, looks: str) -> None:
-        row = {**self._read(), self._name: [looks, self._key]}
-        part = f"{self._path}.{os.getpid()}"
+        row = {**self._read(), self._name: _row(looks, self._key)}
+        # Of two that write it at once one is torn, and its digest tells.
+        part = f"{self._path}.part"
         try:
             with open(part, "w", encoding="utf-8") as file:
                 json.dump(row, file)
@@ -105,6 +112,12 @@ class _Known:
         except OSError:
             # Read-only, or full: the next process computes it again.
             return
+
+
+def _row(looks: str, key: Any = "") -> list[Any]:
+    """Return what is stored of a key: a key with another bit would miss for ever."""
+    digest = hashlib.sha256(f"{looks} {key}".encode()).hexdigest()
+    return [looks, key, digest]
 
 
 def _looks(what: str, files: Iterator[Any]) -> str:

@@ -30,8 +30,8 @@ from results import write_result
 
 from flytune.caches import Bundle
 from flytune.caches.child import clean_environment
+from flytune.caches.expected import CACHES
 from flytune.caches.ledger import Kind, read_events
-from flytune.caches.placing import CACHES
 from flytune.caches.policy import CUDA_POLICY, ServingPolicy
 from flytune.caches.verify import SESSION
 

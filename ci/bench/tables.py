@@ -12,6 +12,7 @@ from typing import Any
 
 from results import RESULTS
 from tables_amd import compile_text, coverage_text
+from tables_faults import faults_text
 
 README = Path(__file__).parents[2] / "README.md"
 Result = Mapping[str, Any]
@@ -300,6 +301,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "agreement": _agreement,
     "install_time": _install_time,
     "fuzz": _fuzz,
+    "faults": faults_text,
     "compile": compile_text,
     "coverage": coverage_text,
 }

@@ -169,6 +169,12 @@ def test_file_that_is_no_archive(tmp_path: Path, content: bytes) -> None:
     assert caught.value.fault in (Fault.TRUNCATED, Fault.NOT_ZSTD)
 
 
+def test_a_pipe_is_no_archive(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "b.tar.zst")
+    with pytest.raises(FlytuneError, match="bundle holds a device or pipe"):
+        Bundle.open(tmp_path / "b.tar.zst")
+
+
 def test_archive_cut_anywhere(tmp_path: Path) -> None:
     whole = archive(tmp_path, tar(FILES)).read_bytes()
     path = tmp_path / "cut.tar.zst"

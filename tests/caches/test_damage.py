@@ -1,7 +1,6 @@
 """Files of an installed bundle that are damaged: mended, set aside, never loaded."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,56 +9,32 @@ from pathlib import Path
 
 import pytest
 from bundles import installable
+from spoiled import (
+    GRAPH,
+    GROUP,
+    KERNEL,
+    LIBRARY,
+    TIMINGS,
+    WHOLE,
+    cut,
+    empty,
+    flip,
+    fold,
+    found,
+    placed,
+    rewrite,
+)
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
-from flytune.caches.hook.flytune_files import damaged, read_marker, set_aside
+from flytune.caches.hook.flytune_files import (
+    set_aside,
+)
 from flytune.caches.install import attempt, exec_environment
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.prepare import prepare
 from flytune.caches.verify import SESSION, VERIFY_SEED, judge
 from flytune.shapes.errors import FlytuneError
-
-GRAPH = "inductor/fxgraph/ab/fabc/0123"
-TIMINGS = "inductor/cache/5e1f"
-KERNEL = "inductor/triton/0/KEY/mm.cubin"
-GROUP = "inductor/triton/0/KEY/__grp__mm.json"
-LIBRARY = "inductor/xy/cxyz.main.so"
-WHOLE = {
-    GRAPH: b"graph",
-    TIMINGS: b'{"system": {}, "cache": {"mm": {}}}',
-    KERNEL: b"kernel",
-    GROUP: b'{"child_paths": {"mm.cubin": "/elsewhere/mm.cubin"}}',
-    LIBRARY: b"\x7fELF",
-}
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    """Another bit, as a disk that fails has it: size and time are the same."""
-    status = path.stat()
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def rewrite(path: Path) -> None:
-    """Another bit that somebody wrote."""
-    flip(path)
-    os.utime(path, ns=(1, 1))
-
-
-def fold(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 @pytest.fixture(autouse=True)
@@ -72,18 +47,8 @@ def bundle(tmp_path: Path) -> Path:
     return installable(tmp_path, "b", files=WHOLE)
 
 
-def placed(bundle: Path) -> Path:
-    directory = prepare(bundle).directory
-    assert directory is not None
-    return directory
-
-
-def found(directory: Path) -> list[str]:
-    return damaged(str(directory), read_marker(str(directory))["files"])
-
-
 @pytest.mark.parametrize("path", WHOLE)
-@pytest.mark.parametrize("damage", [empty, cut, rewrite, fold])
+@pytest.mark.parametrize("damage", [empty, cut, flip, rewrite, fold])
 def test_what_a_child_finds(
     bundle: Path, path: str, damage: Callable[[Path], None]
 ) -> None:

@@ -188,7 +188,7 @@ def test_damaged_bookkeeping_is_mended(tmp_path: Path, name: str, text: bytes) -
 def test_large_bundle_is_trusted_by_size_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flytune.caches.placing._DIGEST_LIMIT_BYTES", 1)
+    monkeypatch.setattr("flytune.caches.hook.flytune_files._DIGEST_LIMIT_BYTES", 1)
     bundle = installable(tmp_path)
     path = placed(bundle) / "inductor/cache/5e1f"
     damage_text(path)
