@@ -19,7 +19,7 @@ from flytune.caches.policy import (
     cuda_policy,
     rocm_policy,
 )
-from flytune.caches.program import ProgramSpec
+from flytune.caches.program import BAKED, ProgramSpec
 from flytune.caches.target import Target
 from flytune.shapes.derive import Attention
 from flytune.shapes.errors import FlytuneError
@@ -81,7 +81,7 @@ def make_plan(options: BuildOptions) -> Plan:
     )
     policy = _policy(options, model, attention, profile)
     program = None
-    if not (reason := _isolated(options, profile)):
+    if not (reason := _isolated(options, profile, model)):
         program = ProgramSpec(
             json.loads(model.raw), attention, model.dtype, bake=options.bake
         )
@@ -113,8 +113,14 @@ def make_plan(options: BuildOptions) -> Plan:
     return Plan(model, shapes, program, policy, target, profile, needed, work, out)
 
 
-def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
+def _isolated(
+    options: BuildOptions, profile: DeviceProfile | None, model: ModelConfig
+) -> str:
     """Return why no program stands for the model's GEMMs; nothing where one does."""
+    if model.architecture not in BAKED:
+        return f"the layers of {model.architecture} are not called here yet"
+    if model.quantised:
+        return f"the weights are quantised ({model.quantised})"
     if options.tp > 1:
         return f"one of {options.tp} ranks"
     if options.engine != "transformers":

@@ -46,6 +46,13 @@ tp_option = click.option(
     show_default=True,
     help="Tensor-parallel ranks; the sizes are one rank's.",
 )
+ep_option = click.option(
+    "--ep",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Expert-parallel ranks; past one, each holds whole experts.",
+)
 engine_option = click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm"]),
@@ -63,6 +70,7 @@ quant_option = click.option(
 @click.command("shapes")
 @model_option
 @tp_option
+@ep_option
 @engine_option
 @tokens_option
 @click.option(
@@ -77,6 +85,7 @@ quant_option = click.option(
 def shapes_command(
     model: str,
     tp: int,
+    ep: int,
     engine: Engine,
     tokens: tuple[int, ...],
     attention: Attention,
@@ -92,8 +101,17 @@ def shapes_command(
         raise click.UsageError("--attention eager needs --engine transformers")
     config = find_model(model)
     shapes = plan_shapes(
-        config, tp=tp, engine=engine, tokens=tokens, attention=attention, quant=quant
+        config,
+        tp=tp,
+        ep=ep,
+        engine=engine,
+        tokens=tokens,
+        attention=attention,
+        quant=quant,
     )
+    if not config.traceable:
+        note = "transformers has no model of it without remote code, which is not run"
+        click.echo(f"not traced: {note}: {config.architecture}", err=True)
     if as_json:
         for shape in shapes:
             click.echo(json.dumps(shape.to_row()))
@@ -118,7 +136,7 @@ def _table(shapes: tuple[GemmShape, ...]) -> str:
 
 
 def _cells(shape: GemmShape) -> tuple[str, ...]:
-    sizes = (shape.m, shape.n, shape.k, shape.batch)
+    sizes = (shape.m, shape.n, shape.k, shape.groups or shape.batch)
     return (
         shape.op,
         *map(str, sizes),
