@@ -10,6 +10,7 @@ from flytune.shapes.families import BY_ARCHITECTURE
 from flytune.shapes.family import Family, Value
 from flytune.shapes.fields import MAX_LAYERS, ConfigError, Fields
 
+BY_HAND = "give its GEMMs by hand with --shapes FILE, CSV or JSON lines"
 QUANTISED = "quantization_config"
 QUANT_SIDECAR = "hf_quant_config.json"
 """Where modelopt says that a model is quantised, in place of its config.json."""
@@ -203,7 +204,7 @@ def _family(fields: Fields) -> Family:
     if family is None:
         raise ConfigError(
             f"unknown architecture in `{fields.source}`: `{names[0]}`",
-            hint=f"its config says {_sizes_said(fields.raw)}; known: "
+            hint=f"its config says {_sizes_said(fields.raw)}; {BY_HAND}; known: "
             + ", ".join(sorted(BY_ARCHITECTURE)),
         )
     if fields.raw.get("model_type") not in family.model_types:

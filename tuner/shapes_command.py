@@ -1,10 +1,12 @@
 """`flytune shapes`: the GEMMs that a model runs, a line each."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import click
 
+from flytune.shapes.by_hand import read_by_hand
 from flytune.shapes.derive import Attention, Quant
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.plan import plan_shapes
@@ -28,8 +30,15 @@ def read_tokens(
 
 model_option = click.option(
     "--model",
-    required=True,
     help="A shipped name, a config.json or its folder, or a Hugging Face id.",
+)
+shapes_option = click.option(
+    "--shapes",
+    "by_hand",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The GEMMs themselves instead of a model, a CSV file or JSON lines with the "
+    "names that `flytune shapes --json` prints; without m, one for each of --tokens.",
 )
 tokens_option = click.option(
     "--tokens",
@@ -67,8 +76,19 @@ quant_option = click.option(
 )
 
 
+def check_model(model: str | None, by_hand: Path | None) -> None:
+    """Refuse both and none of the options that say what is planned.
+
+    Raises:
+        click.UsageError: both or none are there.
+    """
+    if (model is None) == (by_hand is None):
+        raise click.UsageError("give --model or --shapes, and not both")
+
+
 @click.command("shapes")
 @model_option
+@shapes_option
 @tp_option
 @ep_option
 @engine_option
@@ -83,7 +103,8 @@ quant_option = click.option(
 @quant_option
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 def shapes_command(
-    model: str,
+    model: str | None,
+    by_hand: Path | None,
     tp: int,
     ep: int,
     engine: Engine,
@@ -97,21 +118,26 @@ def shapes_command(
     The sizes are worked out from the config and checked against transformers' own
     model, built without memory.
     """
+    check_model(model, by_hand)
     if engine == "vllm" and attention == "eager":
         raise click.UsageError("--attention eager needs --engine transformers")
-    config = find_model(model)
-    shapes = plan_shapes(
-        config,
-        tp=tp,
-        ep=ep,
-        engine=engine,
-        tokens=tokens,
-        attention=attention,
-        quant=quant,
-    )
-    if not config.traceable:
-        note = "transformers has no model of it without remote code, which is not run"
-        click.echo(f"not traced: {note}: {config.architecture}", err=True)
+    if by_hand is not None:
+        shapes = read_by_hand(by_hand, tokens).shapes
+    else:
+        assert model is not None, "refused above"
+        config = find_model(model)
+        shapes = plan_shapes(
+            config,
+            tp=tp,
+            ep=ep,
+            engine=engine,
+            tokens=tokens,
+            attention=attention,
+            quant=quant,
+        )
+        if not config.traceable:
+            note = "transformers has no model of it without remote code"
+            click.echo(f"not traced, {note}: {config.architecture}", err=True)
     if as_json:
         for shape in shapes:
             click.echo(json.dumps(shape.to_row()))

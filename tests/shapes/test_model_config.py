@@ -107,7 +107,8 @@ def test_an_unknown_architecture_says_what_it_read_and_what_to_do(nested: bool) 
     assert caught.value.hint is not None
     assert caught.value.hint.startswith(
         "its config says hidden_size 512, intermediate_size 1000, "
-        "num_attention_heads 8, num_hidden_layers 3, vocab_size 1003; known: "
+        "num_attention_heads 8, num_hidden_layers 3, vocab_size 1003; "
+        "give its GEMMs by hand with --shapes FILE, CSV or JSON lines; known: "
     )
     assert "LlamaForCausalLM, MiniMaxM2ForCausalLM" in caught.value.hint
 
