@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flytune.shapes import attention, mlp
 from flytune.shapes.attention import Names
-from flytune.shapes.family import Family, Value
+from flytune.shapes.family import Family, Value, text_alone
 from flytune.shapes.fields import Fields
 from flytune.shapes.gemm import Engine
 from flytune.shapes.linears import Linear
@@ -163,7 +163,7 @@ def _starcoder2_fields(fields: Fields) -> Mapping[str, Value]:
     return {"use_bias": fields.flag("use_bias", default=True)}
 
 
-_GEMMA3 = {
+_GEMMA3_SIZES = {
     "vocab_size": 262208,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -171,6 +171,13 @@ _GEMMA3 = {
     "num_attention_heads": 8,
 }
 _GEMMA = Family("", (), _gemma, kv_heads=4, head_dim=256)
+_GEMMA3 = replace(
+    _GEMMA,
+    architecture="Gemma3ForConditionalGeneration",
+    model_types=("gemma3",),
+    nested="gemma3_text",
+    defaults=_GEMMA3_SIZES,
+)
 _BIGCODE_NAMES = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -184,14 +191,8 @@ DENSE = (
     Family("Qwen2ForCausalLM", ("qwen2",), _qwen2, kv_heads=32, free_head_dim=False),
     Family("Qwen3ForCausalLM", ("qwen3",), _qwen3, kv_heads=32, head_dim=128),
     replace(_GEMMA, architecture="Gemma2ForCausalLM", model_types=("gemma2",)),
-    replace(_GEMMA, architecture="Gemma3ForCausalLM", model_types=("gemma3_text",)),
-    replace(
-        _GEMMA,
-        architecture="Gemma3ForConditionalGeneration",
-        model_types=("gemma3",),
-        nested="gemma3_text",
-        defaults=_GEMMA3,
-    ),
+    _GEMMA3,
+    text_alone(_GEMMA3, "Gemma3ForCausalLM"),
     Family("Phi3ForCausalLM", ("phi3",), _phi3, free_head_dim=False),
     Family(
         "Glm4ForCausalLM",

@@ -137,7 +137,7 @@ def _linear_row(
         groups=groups,
         a_dtype=own,
         b_dtype=own,
-        out_dtype=linear.out_dtype or own,
+        out_dtype=own,
         layout=linear.layout,
         bias=part.bias,
         module=linear.module,

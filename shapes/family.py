@@ -1,7 +1,7 @@
 """What a row of the table of families says."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flytune.shapes.fields import Fields
@@ -52,3 +52,9 @@ class Family:
     """Of `model_types`, those that transformers runs by remote code alone."""
     eager: bool = True
     """Whether its attention is the plain one, whose bmm are known."""
+
+
+def text_alone(family: Family, architecture: str) -> Family:
+    """Return the row of a nested family's text model where it is a model by itself."""
+    given = (family.nested,)
+    return replace(family, architecture=architecture, model_types=given, nested="")

@@ -5,13 +5,15 @@ vLLM differs, the file of its `model_executor/models/` that is named.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flytune.shapes import attention, mlp
-from flytune.shapes.family import Family, Value
+from flytune.shapes.family import Family, Value, text_alone
 from flytune.shapes.fields import Fields
 from flytune.shapes.gemm import Engine
 from flytune.shapes.linears import Linear, Units
+from flytune.shapes.mlp import Mixture
 
 if TYPE_CHECKING:
     from flytune.shapes.model_config import ModelConfig
@@ -31,9 +33,25 @@ def _qwen3_5(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     return (
         *delta,
         *(whole if full else ()),
-        *mlp.gated(config, engine, MLP, calls),
+        *_second_half(config, engine),
         *mlp.head(config, engine),
     )
+
+
+def _second_half(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
+    calls, size = config.num_hidden_layers, "moe_intermediate_size"
+    if not config.extra("num_experts"):
+        return mlp.gated(config, engine, MLP, calls)
+    moe = Mixture(
+        config.extra("num_experts"),
+        config.extra("num_experts_per_tok"),
+        config.extra(size),
+        size,
+        shared=config.extra("shared_expert_intermediate_size"),
+        shared_name="shared_expert",
+        shared_gate="shared_expert_gate",
+    )
+    return mlp.mixture(config, engine, MLP, calls, moe)
 
 
 def _delta_net(config: "ModelConfig", engine: Engine, count: int) -> tuple[Linear, ...]:
@@ -87,18 +105,98 @@ def _qwen3_5_fields(fields: Fields) -> Mapping[str, Value]:
         *("linear_num_key_heads", _VALUE_HEADS),
         *("linear_key_head_dim", "linear_value_head_dim"),
     )
+    return {name: fields.size(name) for name in names} | {
+        "full_attention_layers": full,
+        "num_experts": 0,
+    }
+
+
+def _qwen3_5_moe_fields(fields: Fields) -> Mapping[str, Value]:
+    names = (
+        *("num_experts", "num_experts_per_tok"),
+        *("moe_intermediate_size", "shared_expert_intermediate_size"),
+    )
+    return {**_qwen3_5_fields(fields)} | {name: fields.size(name) for name in names}
+
+
+def _minimax(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
+    """Return lightning attention and full attention, each with a mixture.
+
+    Source of vLLM's: `models/minimax_text_01.py`.
+    """
+    full, calls = config.extra("full_attention_layers"), config.num_hidden_layers
+    moe = Mixture(
+        config.extra("num_local_experts"),
+        config.extra("num_experts_per_tok"),
+        config.intermediate_size,
+        "intermediate_size",
+        router_dtypes=("", "float32"),
+    )
+    path = f"{LAYERS}.block_sparse_moe" if engine == "vllm" else MLP
+    lightning = _lightning(config, engine, calls - full) if calls > full else ()
+    return (
+        *lightning,
+        *(attention.plain(config, engine, LAYERS, count=full) if full else ()),
+        *mlp.mixture(config, engine, path, calls, moe),
+        *mlp.head(config, engine),
+    )
+
+
+def _lightning(config: "ModelConfig", engine: Engine, count: int) -> tuple[Linear, ...]:
+    path, wide = f"{LAYERS}.self_attn", attention.hidden(config)
+    heads, field = config.num_attention_heads, "num_attention_heads"
+    vllm = engine == "vllm"
+    up = "ColumnParallelLinear" if vllm else "replicated"
+    down = "RowParallelLinear" if vllm else "replicated"
+    qkv = Units(heads, field, "linear heads", 3 * config.head_dim)
+    one = Units(heads, field, "linear heads", config.head_dim)
+    return (
+        Linear(f"{path}.qkv_proj", (qkv,), wide, up, count),
+        Linear(f"{path}.output_gate", (one,), wide, up, count),
+        Linear(f"{path}.out_proj", (wide,), one, down, count),
+    )
+
+
+def _minimax_fields(fields: Fields) -> Mapping[str, Value]:
+    count = fields.size("num_hidden_layers")
+    types = fields.types("layer_types", count, ("linear_attention", "full_attention"))
+    # transformers' class takes the first layer, the third and so on as full.
+    full = -(-count // 2) if types is None else types.count("full_attention")
+    names = ("num_local_experts", "num_experts_per_tok")
     return {name: fields.size(name) for name in names} | {"full_attention_layers": full}
 
 
+_QWEN3_5 = Family(
+    "Qwen3_5ForConditionalGeneration",
+    ("qwen3_5",),
+    _qwen3_5,
+    kv_heads=4,
+    head_dim=256,
+    read=_qwen3_5_fields,
+    nested="qwen3_5_text",
+    eager=False,
+)
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    architecture="Qwen3_5MoeForConditionalGeneration",
+    model_types=("qwen3_5_moe",),
+    kv_heads=2,
+    read=_qwen3_5_moe_fields,
+    nested="qwen3_5_moe_text",
+    # Each layer has experts; the size of a dense MLP is of none.
+    inner=1,
+)
 HYBRIDS = (
+    _QWEN3_5,
+    text_alone(_QWEN3_5, "Qwen3_5ForCausalLM"),
+    _QWEN3_5_MOE,
+    text_alone(_QWEN3_5_MOE, "Qwen3_5MoeForCausalLM"),
     Family(
-        "Qwen3_5ForConditionalGeneration",
-        ("qwen3_5",),
-        _qwen3_5,
-        kv_heads=4,
-        head_dim=256,
-        read=_qwen3_5_fields,
-        nested="qwen3_5_text",
+        "MiniMaxForCausalLM",
+        ("minimax",),
+        _minimax,
+        kv_heads=8,
+        read=_minimax_fields,
         eager=False,
     ),
 )

@@ -31,7 +31,7 @@ def _latent(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
         *mla[:-1],
         *picks,
         mla[-1],
-        *dense_then_sparse(config, engine, in_plan=True),
+        *dense_then_sparse(config, engine),
         *mlp.head(config, engine),
     )
 

@@ -31,7 +31,6 @@ def gated(
     between: Units | None = None,
     bias: bool = False,
     in_checkpoint: bool = False,
-    in_plan: bool = True,
 ) -> tuple[Linear, ...]:
     """Return gate, up and down.
 
@@ -39,7 +38,6 @@ def gated(
         path: Of the MLP, such as "model.layers.*.mlp".
         between: The size between; the config's `intermediate_size` by default.
         in_checkpoint: True where transformers' model holds gate and up as one.
-        in_plan: True where transformers' plan of the family splits it.
     """
     middle, wide = between or inner(config), hidden(config)
     down = f"{path}.down_proj"
@@ -60,11 +58,11 @@ def gated(
             Linear(fused, (both,), wide, "colwise_gather_output", count, bias),
             Linear(down, (wide,), middle, split, count, bias),
         )
-    up, back = ("colwise", "rowwise") if in_plan else ("replicated", "replicated")
+    up = "colwise"
     return (
         Linear(f"{path}.gate_proj", (middle,), wide, up, count, bias),
         Linear(f"{path}.up_proj", (middle,), wide, up, count, bias),
-        Linear(down, (wide,), middle, back, count, bias),
+        Linear(down, (wide,), middle, "rowwise", count, bias),
     )
 
 
@@ -99,14 +97,14 @@ class Mixture:
     """Features of one expert."""
     size_field: str
     router: str = "gate"
-    router_dtype: str = ""
-    """transformers' of both operands, where it is not the model's."""
-    router_out: str = ""
-    """vLLM's type of the logits, where it is not the model's."""
+    router_dtypes: tuple[str, str] = ("", "")
+    """transformers' and vLLM's type of its GEMM, where it is not the model's."""
     router_bias: bool = False
     shared: int = 0
     """Features of the shared experts, all together; 0 where there are none."""
     shared_name: str = "shared_experts"
+    shared_gate: str = ""
+    """The linear that weighs the shared expert, where there is one."""
     styles: tuple[str, str] = ("packed_colwise", "rowwise")
     """transformers' tensor-parallel plan of gate_up_proj and down_proj."""
     layout: str = "TN"
@@ -136,8 +134,7 @@ def mixture(
         "ReplicatedLinear" if vllm else "replicated",
         count,
         moe.router_bias,
-        dtype="" if vllm else moe.router_dtype,
-        out_dtype=moe.router_out if vllm else moe.router_dtype,
+        dtype=moe.router_dtypes[1 if vllm else 0],
     )
     first, second = ("FusedMoE w13", "FusedMoE w2") if vllm else moe.styles
     w13, w2 = ("experts.w13", "experts.w2") if vllm else ("experts", "experts")
@@ -154,7 +151,11 @@ def mixture(
         return (router, *routed)
     between = Units(moe.shared, moe.size_field, "shared features")
     shared = gated(config, engine, f"{path}.{moe.shared_name}", count, between=between)
-    return (router, *routed, *shared)
+    if not moe.shared_gate:
+        return (router, *routed, *shared)
+    one = (Units(1, moe.shared_gate),)
+    weigh = Linear(f"{path}.{moe.shared_gate}", one, wide, router.style, count)
+    return (router, *routed, *shared, weigh)
 
 
 def head(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flytune.shapes import attention, mlp
 from flytune.shapes.attention import Names
-from flytune.shapes.family import Family, Value
+from flytune.shapes.family import Family, Value, text_alone
 from flytune.shapes.fields import Fields
 from flytune.shapes.gemm import Engine
 from flytune.shapes.linears import Linear, Units
@@ -134,18 +134,18 @@ def _glm4_moe(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     bias = config.attention_bias
     return (
         *attention.plain(config, engine, LAYERS, qkv_bias=bias),
-        *dense_then_sparse(config, engine, in_plan=True),
+        *dense_then_sparse(config, engine, "float32"),
         *mlp.head(config, engine),
     )
 
 
 def dense_then_sparse(
-    config: "ModelConfig", engine: Engine, *, in_plan: bool
+    config: "ModelConfig", engine: Engine, vllm_router: str = ""
 ) -> tuple[Linear, ...]:
     """Return the MLP of the first layers and the mixture of the others.
 
-    The router is float32 in transformers; vLLM's computes its logits in float32 of the
-    model's own operands.
+    The router is float32 in transformers, and `vllm_router` in vLLM: the model's own
+    type in DeepSeek's, float32 in GLM 4.5's.
     """
     dense, size = config.extra("first_k_dense_replace"), "moe_intermediate_size"
     sparse = config.num_hidden_layers - dense
@@ -154,12 +154,11 @@ def dense_then_sparse(
         config.extra("num_experts_per_tok"),
         config.extra(size),
         size,
-        router_dtype="float32",
-        router_out="float32",
+        router_dtypes=("float32", vllm_router),
         shared=config.extra("n_shared_experts") * config.extra(size),
     )
     return (
-        *(mlp.gated(config, engine, MLP, dense, in_plan=in_plan) if dense else ()),
+        *(mlp.gated(config, engine, MLP, dense) if dense else ()),
         *(mlp.mixture(config, engine, MLP, sparse, moe) if sparse else ()),
     )
 
@@ -184,7 +183,7 @@ def _minimax_m2(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
         config.extra("num_experts_per_tok"),
         config.intermediate_size,
         "intermediate_size",
-        router_out="float32",
+        router_dtypes=("", "float32"),
     )
     gathered = Names(styles=("colwise_gather_output", "rowwise_split_input"))
     path = f"{LAYERS}.block_sparse_moe" if engine == "vllm" else MLP
@@ -195,6 +194,16 @@ def _minimax_m2(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     )
 
 
+_LLAMA4 = Family(
+    "Llama4ForConditionalGeneration",
+    ("llama4",),
+    _llama4,
+    kv_heads=8,
+    head_dim=128,
+    read=_llama4_fields,
+    nested="llama4_text",
+    eager=False,
+)
 MIXTURES = (
     Family(
         "MixtralForCausalLM", ("mixtral",), _mixtral, kv_heads=8, read=_local_experts
@@ -215,16 +224,8 @@ MIXTURES = (
         read=_local_experts,
         flags={"attention_bias": True},
     ),
-    Family(
-        "Llama4ForConditionalGeneration",
-        ("llama4",),
-        _llama4,
-        kv_heads=8,
-        head_dim=128,
-        read=_llama4_fields,
-        nested="llama4_text",
-        eager=False,
-    ),
+    _LLAMA4,
+    text_alone(_LLAMA4, "Llama4ForCausalLM"),
     Family(
         "Glm4MoeForCausalLM", ("glm4_moe",), _glm4_moe, kv_heads=8, read=sparse_fields
     ),

@@ -42,6 +42,13 @@ FALCON = {
     "vocab_size": 1003,
 }
 EXPERTS = {"num_local_experts": 16, "num_experts_per_tok": 4, "head_dim": 32}
+DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 GEMMA3_4B = {
     "model_type": "gemma3_text",
     "hidden_size": 2560,
@@ -82,6 +89,49 @@ VARIANTS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
         "GPTBigCodeForCausalLM",
         "gpt_bigcode",
         {**BIGCODE, "multi_query": False, "n_inner": 700},
+    ),
+    "Llama 4 text": (
+        "Llama4ForCausalLM",
+        "llama4_text",
+        {**SMALL, **EXPERTS, "intermediate_size_mlp": 1200, "moe_layers": [0, 3]},
+    ),
+    "Qwen 3.5 text": (
+        "Qwen3_5ForCausalLM",
+        "qwen3_5_text",
+        {**SMALL, **DELTA, "full_attention_interval": 2},
+    ),
+    "Qwen 3.5 MoE text": (
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        {
+            **SMALL,
+            **DELTA,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 80,
+            "shared_expert_intermediate_size": 112,
+        },
+    ),
+    "MiniMax": (
+        "MiniMaxForCausalLM",
+        "minimax",
+        {**SMALL, **EXPERTS, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "Qwen 3.5 MoE": (
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        {
+            "text_config": {
+                **SMALL,
+                "intermediate_size": None,
+                **DELTA,
+                "num_experts": 16,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 80,
+                "shared_expert_intermediate_size": 112,
+                "layer_types": ["full_attention"] + ["linear_attention"] * 4,
+            }
+        },
     ),
     "MiniMax M2": ("MiniMaxM2ForCausalLM", "minimax_m2", {**SMALL, **EXPERTS}),
     "DeepSeek V2": ("DeepseekV2ForCausalLM", "deepseek_v2", LATENT),

@@ -110,7 +110,7 @@ def test_an_unknown_architecture_says_what_it_read_and_what_to_do(nested: bool) 
         "num_attention_heads 8, num_hidden_layers 3, vocab_size 1003; "
         "give its GEMMs by hand with --shapes FILE, CSV or JSON lines; known: "
     )
-    assert "LlamaForCausalLM, MiniMaxM2ForCausalLM" in caught.value.hint
+    assert "LlamaForCausalLM, MiniMaxForCausalLM" in caught.value.hint
 
 
 def test_a_quantised_config_says_how(data: Path) -> None:
