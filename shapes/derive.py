@@ -15,6 +15,7 @@ from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.splits import RankLinear, SplitError, split_linear
 
 Attention = Literal["sdpa", "eager"]
+ExpertCalls = Literal["grouped", "each"]
 Quant = Literal["bf16", "mxfp8", "mxfp4"]
 
 
@@ -27,6 +28,7 @@ def derive_shapes(
     tokens: tuple[int, ...],
     attention: Attention = "sdpa",
     quant: Quant | None = None,
+    experts: ExpertCalls = "grouped",
 ) -> tuple[GemmShape, ...]:
     """List one rank's GEMMs of a forward pass, for each token count in turn.
 
@@ -36,6 +38,8 @@ def derive_shapes(
 
     Args:
         ep: Expert-parallel ranks: past one, each holds whole experts.
+        experts: "grouped" for one GEMM of all that a rank holds, "each" for one each,
+            as programs run them that have no grouped kernel.
         quant: None for the model's own type. "bf16" runs all of it in bfloat16; of the
             others the layers' linears take both operands, and the head none.
 
@@ -58,6 +62,8 @@ def derive_shapes(
             if attention == "eager" and part.linear.rows.name == "heads":
                 rows.extend(_eager_rows(config, part.linear, m, tp, dtype))
             row = _linear_row(part, m, tp, ep, engine, dtype, note)
+            if part.experts and experts == "each":
+                row = _of_each_expert(row, part, m)
             rows.append(_quantised(row, quant) if quant in MX else row)
     return tuple(rows)
 
@@ -147,6 +153,23 @@ def _linear_row(
         engine=engine,
         rule=part.rule + note,
     )
+
+
+def _of_each_expert(row: GemmShape, part: RankLinear, tokens: int) -> GemmShape:
+    """Return the GEMM of one expert, called for each that has tokens.
+
+    A router that balances its experts gives each as many, and too few tokens meet as
+    many experts as they pick.
+    """
+    experts = part.linear.experts
+    assert experts is not None
+    picked, called = tokens * experts.per_token, part.experts
+    m = tokens if experts.takes_all else -(-picked // experts.total)
+    if not experts.takes_all:
+        called = min(called, row.m)
+    words = f"{row.rule}; {called} experts with tokens, one at a time"
+    count = row.count * called
+    return replace(row, op="mm", m=m, batch=1, groups=0, count=count, rule=words)
 
 
 def _quantised(row: GemmShape, quant: Quant) -> GemmShape:

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from flytune.shapes.derive import Attention, Quant, derive_shapes
+from flytune.shapes.derive import Attention, ExpertCalls, Quant, derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.model_config import ModelConfig
@@ -24,13 +24,15 @@ def plan_shapes(
     attention: Attention = "sdpa",
     ep: int = 1,
     quant: Quant | None = None,
+    experts: ExpertCalls = "grouped",
     trace: bool = True,
 ) -> tuple[GemmShape, ...]:
     """Derive one rank's GEMMs and check the model under them.
 
     The trace is of the whole model in transformers, so it checks the arithmetic
     before any split or fusion, at the least and the most tokens: every size is linear
-    in the count. Quantising changes no size, and the trace is of the model as it is.
+    in the count. Quantising changes no size, nor does calling experts one by one, and
+    the trace is of the model as it is.
     `tokens` is not empty. A model that transformers runs by remote code alone is not
     traced, as its rows say; `trace=False` trusts arithmetic, for where transformers is
     not installed.
@@ -47,6 +49,7 @@ def plan_shapes(
         tokens=tokens,
         attention=attention,
         quant=quant,
+        experts=experts,
     )
     if not (trace and model.traceable):
         return shapes

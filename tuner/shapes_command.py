@@ -7,7 +7,7 @@ from typing import get_args
 import click
 
 from flytune.shapes.by_hand import read_by_hand
-from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.derive import Attention, ExpertCalls, Quant
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.registry import find_model
@@ -101,6 +101,13 @@ def check_model(model: str | None, by_hand: Path | None) -> None:
     help="eager adds the two bmm of each layer; sdpa is one fused kernel, no GEMM.",
 )
 @quant_option
+@click.option(
+    "--experts",
+    type=click.Choice(get_args(ExpertCalls)),
+    default="grouped",
+    show_default=True,
+    help="grouped: one GEMM of all experts on a rank; each: one of each with tokens.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 def shapes_command(
     model: str | None,
@@ -111,6 +118,7 @@ def shapes_command(
     tokens: tuple[int, ...],
     attention: Attention,
     quant: Quant | None,
+    experts: ExpertCalls,
     as_json: bool,
 ) -> None:
     """List the GEMMs that a model runs on one rank.
@@ -134,6 +142,7 @@ def shapes_command(
             tokens=tokens,
             attention=attention,
             quant=quant,
+            experts=experts,
         )
         if not config.traceable:
             note = "transformers has no model of it without remote code"

@@ -115,6 +115,27 @@ def test_experts_are_grouped_by_token_and_rank(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "ep", "m", "called"),
+    [(1, 1, 1, 8), (8, 1, 1, 64), (256, 1, 16, 128), (256, 8, 16, 16), (8, 8, 1, 8)],
+)
+def test_experts_one_by_one_are_called_as_often_as_they_have_tokens(
+    load: Load, tokens: int, ep: int, m: int, called: int
+) -> None:
+    rows = derive_shapes(
+        load("Qwen3-235B-A22B"),
+        tp=8,
+        ep=ep,
+        engine="vllm",
+        tokens=(tokens,),
+        experts="each",
+    )
+    (w2,) = named(rows, r"experts\.w2")
+    k = 192 if ep == 1 else 1536
+    assert (w2.problem, w2.count) == (("mm", m, 4096, k, 1, 0), 94 * called)
+    assert w2.rule.endswith(f"{called} experts with tokens, one at a time")
+
+
+@pytest.mark.parametrize(
     ("name", "engine", "ep", "message"),
     [
         ("Qwen3-235B-A22B", "vllm", 3, "3 ranks do not divide the experts: `128`"),
