@@ -24,6 +24,11 @@ WEIGHT_STD = 0.02
 Bake = Literal["layers", "model"]
 """What one graph holds: a decoder layer and the head apart, or the whole model."""
 
+BAKED = frozenset(
+    f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
+)
+"""Architectures whose layer and head are called as `_parts` calls them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Literal
 
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.gemm import MX, MX_BLOCK, Engine, GemmShape
+from flytune.shapes.gemm import MX, MX_BLOCK, Engine, GemmShape, Op
+from flytune.shapes.linears import Linear
 from flytune.shapes.model_config import ModelConfig
-from flytune.shapes.splits import RankLinear, split_transformers, split_vllm
+from flytune.shapes.splits import RankLinear, SplitError, split_linear
 
 Attention = Literal["sdpa", "eager"]
+ExpertCalls = Literal["grouped", "each"]
 Quant = Literal["bf16", "mxfp8", "mxfp4"]
 
 
@@ -21,10 +23,12 @@ def derive_shapes(
     config: ModelConfig,
     *,
     tp: int,
+    ep: int = 1,
     engine: Engine,
     tokens: tuple[int, ...],
     attention: Attention = "sdpa",
     quant: Quant | None = None,
+    experts: ExpertCalls = "grouped",
 ) -> tuple[GemmShape, ...]:
     """List one rank's GEMMs of a forward pass, for each token count in turn.
 
@@ -33,52 +37,139 @@ def derive_shapes(
     has two a layer, for one sequence of `tokens` tokens and no earlier ones.
 
     Args:
+        ep: Expert-parallel ranks: past one, each holds whole experts.
+        experts: "grouped" for one GEMM of all that a rank holds, "each" for one each,
+            as programs run them that have no grouped kernel.
         quant: None for the model's own type. "bf16" runs all of it in bfloat16; of the
             others the layers' linears take both operands, and the head none.
 
     Raises:
         SplitError: the ranks do not divide the model.
-        FlytuneError: eager attention asked of an engine that has none, or a layer
-            that blocks of one scale do not divide.
+        FlytuneError: eager attention asked of an engine or a family whose bmm are not
+            known, a quantised model without `quant`, or a layer that blocks of one
+            scale do not divide.
     """
+    _check(config, engine, attention, quant)
+    linears = config.family.linears(config, engine)
+    _check_ranks(config, linears, engine, tp, ep)
+    parts = tuple(
+        part for linear in linears for part in split_linear(linear, engine, tp, ep)
+    )
+    dtype, note = _dtype(config, engine, quant)
+    rows: list[GemmShape] = []
+    for m in tokens:
+        for part in parts:
+            if attention == "eager" and part.linear.rows.name == "heads":
+                rows.extend(_eager_rows(config, part.linear, m, tp, dtype))
+            row = _linear_row(part, m, tp, ep, engine, dtype, note)
+            if part.experts and experts == "each":
+                row = _of_each_expert(row, part, m)
+            rows.append(_quantised(row, quant) if quant in MX else row)
+    return tuple(rows)
+
+
+def _check(
+    config: ModelConfig, engine: Engine, attention: Attention, quant: Quant | None
+) -> None:
     if engine == "vllm" and attention == "eager":
         raise FlytuneError("vllm has no eager attention", hint="use --attention sdpa")
-    split = split_vllm if engine == "vllm" else split_transformers
-    parts = split(config, tp)
+    if attention == "eager" and not config.family.eager:
+        raise FlytuneError(
+            f"the bmm of its eager attention are not known: `{config.architecture}`",
+            hint="use --attention sdpa",
+        )
+    if config.quantised and quant is None:
+        raise FlytuneError(
+            f"the GEMMs of a quantised model are not known, {config.quantised} in: "
+            f"`{config.source}`",
+            hint="--quant bf16 lists it dequantised",
+        )
+
+
+def _check_ranks(
+    config: ModelConfig, linears: tuple[Linear, ...], engine: Engine, tp: int, ep: int
+) -> None:
+    routed = [linear.experts for linear in linears if linear.experts]
+    if ep > 1 and not routed:
+        raise SplitError(
+            f"no experts to divide: `{config.architecture}`", hint="leave --ep out"
+        )
+    if ep > 1 and any(experts.takes_all for experts in routed):
+        raise SplitError(
+            f"transformers has no expert-parallel plan of: `{config.architecture}`",
+            hint="leave --ep out",
+        )
+    planned = any(linear.style != "replicated" for linear in linears)
+    if tp > 1 and engine == "transformers" and not planned:
+        raise SplitError(
+            f"transformers has no tensor-parallel plan of: `{config.architecture}`",
+            hint="leave --tp out",
+        )
+
+
+def _dtype(config: ModelConfig, engine: Engine, quant: Quant | None) -> tuple[str, str]:
+    """Return the type that the model runs in, and the rule's words where it is not
+    the config's."""
     dtype, note = config.dtype, ""
     if engine == "vllm" and dtype == "float32":
         # vLLM's `_resolve_auto_dtype` in config/model.py.
         dtype, note = "bfloat16", "; float32 runs as bfloat16"
     if quant == "bf16" and dtype != "bfloat16":
         dtype, note = "bfloat16", f"; {config.dtype} runs as bfloat16"
-    rows: list[GemmShape] = []
-    for m in tokens:
-        for part in parts:
-            row = _linear_row(part, m, tp, engine, dtype, note)
-            rows.append(_quantised(row, quant) if quant in MX else row)
-            if attention == "eager" and part.module.endswith(".v_proj"):
-                rows.extend(_eager_rows(config, m, tp, dtype))
-    return tuple(rows)
+    return dtype, note
 
 
 def _linear_row(
-    part: RankLinear, m: int, tp: int, engine: Engine, dtype: str, note: str
+    part: RankLinear, m: int, tp: int, ep: int, engine: Engine, dtype: str, note: str
 ) -> GemmShape:
+    linear = part.linear
+    own = linear.dtype or dtype
+    op: Op = "addmm" if part.bias else "mm"
+    batch, groups = part.batch, 0
+    if linear.batch is not None:
+        op = "bmm"
+    elif linear.experts is not None and linear.experts.takes_all:
+        op, batch = "bmm", part.experts
+    elif linear.experts is not None:
+        op, groups = "grouped_mm", part.experts
+        # A router that balances its experts gives each rank an even share.
+        m = -(-m * linear.experts.per_token // ep)
     return GemmShape(
-        op="addmm" if part.bias else "mm",
+        op=op,
         m=m,
         n=part.n,
         k=part.k,
-        a_dtype=dtype,
-        b_dtype=dtype,
-        out_dtype=dtype,
+        batch=batch,
+        groups=groups,
+        a_dtype=own,
+        b_dtype=own,
+        out_dtype=own,
+        layout=linear.layout,
         bias=part.bias,
-        module=part.module,
-        count=part.count,
+        module=linear.module,
+        count=linear.count,
         tp=tp,
+        ep=ep,
         engine=engine,
         rule=part.rule + note,
     )
+
+
+def _of_each_expert(row: GemmShape, part: RankLinear, tokens: int) -> GemmShape:
+    """Return the GEMM of one expert, called for each that has tokens.
+
+    A router that balances its experts gives each as many, and too few tokens meet as
+    many experts as they pick.
+    """
+    experts = part.linear.experts
+    assert experts is not None
+    picked, called = tokens * experts.per_token, part.experts
+    m = tokens if experts.takes_all else -(-picked // experts.total)
+    if not experts.takes_all:
+        called = min(called, row.m)
+    words = f"{row.rule}; {called} experts with tokens, one at a time"
+    count = row.count * called
+    return replace(row, op="mm", m=m, batch=1, groups=0, count=count, rule=words)
 
 
 def _quantised(row: GemmShape, quant: Quant) -> GemmShape:
@@ -106,7 +197,7 @@ def _quantised(row: GemmShape, quant: Quant) -> GemmShape:
 
 
 def _eager_rows(
-    config: ModelConfig, m: int, tp: int, dtype: str
+    config: ModelConfig, out: Linear, m: int, tp: int, dtype: str
 ) -> tuple[GemmShape, GemmShape]:
     """Return query @ key.T, then scores @ value: transformers' `repeat_kv` has given
     each query head its own copy of a kv head, so the batch is the query heads."""
@@ -120,8 +211,8 @@ def _eager_rows(
         a_dtype=dtype,
         b_dtype=dtype,
         out_dtype=dtype,
-        module="model.layers.*.self_attn",
-        count=config.num_hidden_layers,
+        module=out.module.rpartition(".")[0],
+        count=out.count,
         tp=tp,
         rule=f"scores of {heads} heads: query @ key.T of one sequence",
     )
@@ -135,8 +226,8 @@ def _eager_rows(
         b_dtype=dtype,
         out_dtype=dtype,
         layout="NN",
-        module="model.layers.*.self_attn",
-        count=config.num_hidden_layers,
+        module=out.module.rpartition(".")[0],
+        count=out.count,
         tp=tp,
         rule=f"context of {heads} heads: scores @ value of one sequence",
     )

@@ -22,7 +22,7 @@ class GemmShape:
 
     op: Op
     m: int
-    """Rows of A: the tokens of one forward pass."""
+    """Rows of A: the tokens of one forward pass; of grouped_mm, all experts' rows."""
     n: int
     """Columns of B: a linear's output features on this rank."""
     k: int
@@ -46,9 +46,13 @@ class GemmShape:
     """Calls in one forward pass of the whole model."""
     tp: int = 1
     """Tensor-parallel ranks that the sizes are split for."""
+    ep: int = 1
+    """Expert-parallel ranks that the experts are divided over."""
     engine: Engine = "transformers"
     rule: str = ""
     """The rule that made the sizes, in words."""
+    traced: bool = False
+    """Whether transformers' own model agreed, run without memory."""
 
     @property
     def problem(self) -> tuple[str, int, int, int, int, int]:

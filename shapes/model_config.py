@@ -1,28 +1,23 @@
 """A model's config.json, read and checked: the fields that decide its GEMMs."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flytune.shapes.errors import FlytuneError
-from flytune.shapes.families import BY_ARCHITECTURE, Family
+from flytune.shapes.families import BY_ARCHITECTURE
+from flytune.shapes.family import Family, Value
+from flytune.shapes.fields import MAX_LAYERS, ConfigError, Fields
 
-DTYPES = ("bfloat16", "float16", "float32")
-DEFAULT_DTYPE = "bfloat16"
-"""What both engines run a config without a dtype in."""
-
+BY_HAND = "give its GEMMs by hand with --shapes FILE, CSV or JSON lines"
+QUANTISED = "quantization_config"
 QUANT_SIDECAR = "hf_quant_config.json"
 """Where modelopt says that a model is quantised, in place of its config.json."""
+
 MAX_CONFIG_BYTES = 4 * 2**20
-MAX_SIZE = 2**31 - 1
-"""Largest value of a size field; more is a corrupt file, not a model."""
-MAX_LAYERS = 10_000
-"""As above, and each layer is built when the model is traced."""
-
-
-class ConfigError(FlytuneError):
-    """A config that cannot be read, or that says something impossible."""
+_OF_BOTH = ("dtype", "torch_dtype", "tie_word_embeddings")
+"""What a config with a text model in it may say of it outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +43,41 @@ class ModelConfig:
     dtype: str
     """torch's name of the weights' dtype."""
     raw: str
-    """The whole config as JSON, from which the traced model is built."""
+    """The config as JSON, or the text model's in it, from which the traced model is
+    built; without its quantization."""
+    quantised: str = ""
+    """How its weights are quantised, as "fp8"; nothing where they are not."""
+    own: tuple[tuple[str, Value], ...] = ()
+    """What its family alone has, by name."""
 
     @property
     def family(self) -> Family:
         return BY_ARCHITECTURE[self.architecture]
+
+    @property
+    def traceable(self) -> bool:
+        """Whether transformers has a model of it, without remote code."""
+        return self.model_type not in self.family.untraced
+
+    def extra(self, name: str) -> int:
+        """Return a number that its family's reader has read."""
+        value = dict(self.own)[name]
+        assert isinstance(value, int)
+        return value
+
+    def rows(self, name: str) -> tuple[Any, ...]:
+        """Return what its family's reader has read of each layer."""
+        value = dict(self.own)[name]
+        assert isinstance(value, tuple)
+        return value
 
 
 def read_config(path: Path, name: str) -> ModelConfig:
     """Read the config.json at `path` as the model `name`.
 
     Raises:
-        ConfigError: the file is missing, unreadable or not JSON, a modelopt
-            `hf_quant_config.json` lies beside it, or `parse_config` refuses it.
+        ConfigError: the file is missing, unreadable or not JSON, or `parse_config`
+            refuses it.
     """
     try:
         if path.exists() and not path.is_file():
@@ -73,30 +90,28 @@ def read_config(path: Path, name: str) -> ModelConfig:
         raise ConfigError(f"cannot read the config, {reason}: `{path}`") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config is not UTF-8 text: `{path}`") from error
-    sidecar = path.with_name(QUANT_SIDECAR)
-    if sidecar.exists():
-        raise ConfigError(f"quantised models are not supported: `{sidecar}`")
-    return parse_config(text, name=name, source=str(path))
+    config = parse_config(text, name=name, source=str(path))
+    if path.with_name(QUANT_SIDECAR).exists():
+        return replace(config, quantised=QUANT_SIDECAR)
+    return config
 
 
 def parse_config(text: str, *, name: str, source: str) -> ModelConfig:
     """Check the JSON `text` of a config.
 
     Raises:
-        ConfigError: not one JSON object, an unknown or quantised architecture, or a
-            field that is missing, ill-typed, out of range or at odds with another;
-            the message names the field and `source`.
+        ConfigError: not one JSON object, an unknown architecture, or a field that is
+            missing, ill-typed, out of range or at odds with another; the message names
+            the field and `source`.
     """
-    raw = _load_object(text, source)
-    fields = _Fields(raw, source)
-    family = _family(fields)
-    _refuse_quantised(fields)
-    heads = fields.size("num_attention_heads")
-    hidden = fields.size("hidden_size")
-    # transformers tells an explicit null (as many as heads) from an absent field.
-    absent = "num_key_value_heads" not in raw
-    kv_default = family.kv_heads if absent and family.kv_heads else heads
-    kv_heads = fields.size("num_key_value_heads", default=kv_default)
+    top = Fields(_load_object(text, source), source)
+    family = _family(top)
+    fields = _text_fields(top, family)
+    raw = {name: value for name, value in fields.raw.items() if name != QUANTISED}
+    sizes, kept = _Sizes(fields, family), family.flags
+    heads = sizes.read("num_attention_heads")
+    hidden = sizes.read("hidden_size")
+    kv_heads = _kv_heads(fields, family, heads)
     if heads % kv_heads:
         fault = f"of {kv_heads} does not divide {heads} heads"
         raise fields.error("num_key_value_heads", fault)
@@ -104,61 +119,62 @@ def parse_config(text: str, *, name: str, source: str) -> ModelConfig:
         name=name,
         source=source,
         architecture=family.architecture,
-        model_type=family.model_type,
+        model_type=str(raw["model_type"]) if family.nested else top.raw["model_type"],
         hidden_size=hidden,
-        intermediate_size=fields.size("intermediate_size"),
-        num_hidden_layers=fields.size("num_hidden_layers", most=MAX_LAYERS),
+        intermediate_size=sizes.read(
+            "intermediate_size", family.inner * hidden or None
+        ),
+        num_hidden_layers=sizes.read("num_hidden_layers", most=MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=_head_dim(fields, family, hidden, heads),
-        vocab_size=fields.size("vocab_size"),
+        vocab_size=sizes.read("vocab_size"),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        attention_bias=fields.flag("attention_bias"),
+        attention_bias=fields.flag(
+            "attention_bias", default=kept.get("attention_bias", False)
+        ),
         mlp_bias=fields.flag("mlp_bias"),
         dtype=fields.dtype(),
         raw=json.dumps(raw, sort_keys=True),
+        quantised=_quantised(top),
+        own=tuple(sorted(family.read(fields).items())),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
-    """Typed access to the JSON object, with errors that name field and file."""
+class _Sizes:
+    """Reads the sizes that every family has, by the family's own names."""
 
-    raw: dict[str, Any]
-    source: str
+    fields: Fields
+    family: Family
 
-    def error(self, field: str, fault: str) -> ConfigError:
-        value = json.dumps(self.raw.get(field))[:60]
-        return ConfigError(f"{field} {fault} in `{self.source}`: `{value}`")
+    def read(self, name: str, default: int | None = None, **limits: int) -> int:
+        default = self.family.defaults.get(name, default)
+        theirs = self.family.names.get(name, name)
+        return self.fields.size(theirs, default=default, **limits)
 
-    def size(
-        self, field: str, *, default: int | None = None, most: int = MAX_SIZE
-    ) -> int:
-        value = self.raw.get(field)
-        if value is None:
-            if default is None:
-                raise ConfigError(f"config lacks {field}: `{self.source}`")
-            return default
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self.error(field, "is not a whole number")
-        if not 0 < value <= most:
-            raise self.error(field, f"is not from 1 to {most}")
-        return value
 
-    def flag(self, field: str) -> bool:
-        value = self.raw.get(field, False)
-        if not isinstance(value, bool):
-            raise self.error(field, "is not true or false")
-        return value
+def _text_fields(top: Fields, family: Family) -> Fields:
+    """Return the fields of the text model, which is all of most configs."""
+    if not family.nested:
+        return top
+    text = top.raw.get("text_config")
+    if not isinstance(text, dict):
+        raise top.error("text_config", "is not an object")
+    given = text.get("model_type", family.nested)
+    if given != family.nested:
+        raise top.error("text_config", f"is not of model_type `{family.nested}`")
+    outer = {name: top.raw[name] for name in _OF_BOTH if name in top.raw}
+    return Fields({**outer, **text, "model_type": given}, top.source)
 
-    def dtype(self) -> str:
-        field = "dtype" if self.raw.get("dtype") is not None else "torch_dtype"
-        value = self.raw.get(field)
-        if value is None:
-            return DEFAULT_DTYPE
-        if value not in DTYPES:
-            raise self.error(field, f"is not one of {', '.join(DTYPES)}")
-        return str(value)
+
+def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
+    if callable(family.kv_heads):
+        return family.kv_heads(fields)
+    # transformers tells an explicit null (as many as heads) from an absent field.
+    absent = "num_key_value_heads" not in fields.raw
+    default = family.kv_heads if absent and family.kv_heads else heads
+    return fields.size("num_key_value_heads", default=default)
 
 
 def _load_object(text: str, source: str) -> dict[str, Any]:
@@ -180,35 +196,46 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _family(fields: _Fields) -> Family:
+def _family(fields: Fields) -> Family:
     names = fields.raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", "is not a list of one name")
     family = BY_ARCHITECTURE.get(names[0])
     if family is None:
         raise ConfigError(
-            f"unsupported architecture in `{fields.source}`: `{names[0]}`",
-            hint="supported: " + ", ".join(sorted(BY_ARCHITECTURE)),
+            f"unknown architecture in `{fields.source}`: `{names[0]}`",
+            hint=f"its config says {_sizes_said(fields.raw)}; {BY_HAND}; known: "
+            + ", ".join(sorted(BY_ARCHITECTURE)),
         )
-    if fields.raw.get("model_type") != family.model_type:
-        expected = f"is not `{family.model_type}`, which {family.architecture} needs,"
+    if fields.raw.get("model_type") not in family.model_types:
+        known = "` or `".join(family.model_types)
+        expected = f"is not `{known}`, which {family.architecture} needs,"
         raise fields.error("model_type", expected)
     return family
 
 
-def _refuse_quantised(fields: _Fields) -> None:
-    quantised = fields.raw.get("quantization_config")
-    if quantised is None:
-        return
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-    raise ConfigError(
-        f"quantised models are not supported, quantization_config in "
-        f"`{fields.source}`: `{str(method)[:60]}`",
-        hint="plan the model that it was quantised from",
+def _sizes_said(raw: dict[str, Any]) -> str:
+    """Return the numbers that a config of an unknown family holds, for its hint."""
+    text = raw.get("text_config")
+    named = {**raw, **text} if isinstance(text, dict) else raw
+    said = (
+        f"{name} {value}"
+        for name, value in sorted(named.items())
+        if type(value) is int and not name.endswith("_id")
     )
+    return ", ".join(islice(said, 24)) or "no sizes"
 
 
-def _head_dim(fields: _Fields, family: Family, hidden: int, heads: int) -> int:
+def _quantised(fields: Fields) -> str:
+    """Return the method that a config says its weights are quantised by."""
+    quantised = fields.raw.get(QUANTISED)
+    if quantised is None:
+        return ""
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+    return str(method)[:60]
+
+
+def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
     even = family.head_dim
     if even is None and not hidden % heads:
         even = hidden // heads

@@ -2,8 +2,9 @@
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass, replace
 
-from flytune.shapes.derive import Attention, Quant, derive_shapes
+from flytune.shapes.derive import Attention, ExpertCalls, Quant, derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.model_config import ModelConfig
@@ -21,15 +22,19 @@ def plan_shapes(
     engine: Engine,
     tokens: tuple[int, ...],
     attention: Attention = "sdpa",
+    ep: int = 1,
     quant: Quant | None = None,
+    experts: ExpertCalls = "grouped",
     trace: bool = True,
 ) -> tuple[GemmShape, ...]:
     """Derive one rank's GEMMs and check the model under them.
 
     The trace is of the whole model in transformers, so it checks the arithmetic
     before any split or fusion, at the least and the most tokens: every size is linear
-    in the count. Quantising changes no size, and the trace is of the model as it is.
-    `tokens` is not empty. `trace=False` trusts arithmetic, for where transformers is
+    in the count. Quantising changes no size, nor does calling experts one by one, and
+    the trace is of the model as it is.
+    `tokens` is not empty. A model that transformers runs by remote code alone is not
+    traced, as its rows say; `trace=False` trusts arithmetic, for where transformers is
     not installed.
 
     Raises:
@@ -39,24 +44,22 @@ def plan_shapes(
     shapes = derive_shapes(
         model,
         tp=tp,
+        ep=ep,
         engine=engine,
         tokens=tokens,
         attention=attention,
         quant=quant,
+        experts=experts,
     )
-    if trace:
-        for count in sorted({min(tokens), max(tokens)}):
-            check_against_trace(
-                derive_shapes(
-                    model,
-                    tp=1,
-                    engine="transformers",
-                    tokens=(count,),
-                    attention=attention,
-                ),
-                trace_gemms(model, count, attention),
-            )
-    return shapes
+    if not (trace and model.traceable):
+        return shapes
+    plain = replace(model, quantised="")
+    for count in sorted({min(tokens), max(tokens)}):
+        whole = derive_shapes(
+            plain, tp=1, engine="transformers", tokens=(count,), attention=attention
+        )
+        check_against_trace(whole, trace_gemms(model, count, attention))
+    return tuple(replace(shape, traced=True) for shape in shapes)
 
 
 def check_against_trace(
@@ -64,46 +67,51 @@ def check_against_trace(
 ) -> None:
     """Compare unsplit arithmetic for one token count with the trace of that count.
 
+    Layers of several kinds may call the same module with sizes of their own; each of
+    the sizes must have as many calls on both sides.
+
     Raises:
         ShapeMismatchError: a layer's GEMMs differ in op, size, dtype, layout or bias,
             a layer has GEMMs on one side alone, or their number differs.
     """
-    expected: dict[str, list[GemmShape]] = defaultdict(list)
+    expected: dict[str, list[_Calls]] = defaultdict(list)
     for shape in derived:
-        expected[shape.module].append(shape)
-    seen: dict[str, list[TracedGemm]] = defaultdict(list)
+        expected[shape.module].append(_Calls(shape, shape.count))
     for gemm in traced:
-        seen[gemm.module].append(gemm)
-    layers: dict[str, int] = dict.fromkeys(expected, 0)
-    for module, gemms in seen.items():
-        pattern = re.sub(r"\.\d+(?=\.)", ".*", module)
+        pattern = re.sub(r"\.\d+(?=\.)", ".*", gemm.module)
         if pattern not in expected:
-            raise _mismatch(module, "nothing", _words(gemms[0]))
-        _compare_layer(module, expected[pattern], gemms)
-        layers[pattern] += 1
-    for pattern, count in layers.items():
-        if count != expected[pattern][0].count:
-            calls = f"{expected[pattern][0].count} calls"
-            raise _mismatch(pattern, calls, f"{count} calls")
-
-
-def _compare_layer(
-    module: str, shapes: list[GemmShape], gemms: list[TracedGemm]
-) -> None:
-    if len(shapes) != len(gemms):
-        raise _mismatch(module, f"{len(shapes)} GEMMs", f"{len(gemms)} GEMMs")
-    for shape, gemm in zip(shapes, gemms, strict=True):
-        same = (
-            _facts(shape) == _facts(gemm)
-            and shape.bias == gemm.bias
-            and shape.layout in gemm.layouts
-        )
+            raise _mismatch(gemm.module, "nothing", _words(gemm))
+        same = [calls for calls in expected[pattern] if _agree(calls.shape, gemm)]
         if not same:
-            raise _mismatch(module, _words(shape), _words(gemm))
+            ours = " or ".join(_words(calls.shape) for calls in expected[pattern])
+            raise _mismatch(gemm.module, ours, _words(gemm))
+        # The first that lacks calls: sizes may leave two of one module alike.
+        next((c for c in same if c.seen < c.count), same[0]).seen += gemm.count
+    for pattern, each in expected.items():
+        for calls in each:
+            if calls.seen != calls.count:
+                raise _mismatch(pattern, f"{calls.count} calls", f"{calls.seen} calls")
+
+
+@dataclass(slots=True)
+class _Calls:
+    """A planned GEMM, its calls by arithmetic and those in the trace."""
+
+    shape: GemmShape
+    count: int
+    seen: int = 0
+
+
+def _agree(shape: GemmShape, gemm: TracedGemm) -> bool:
+    return (
+        _facts(shape) == _facts(gemm)
+        and shape.bias == gemm.bias
+        and shape.layout in gemm.layouts
+    )
 
 
 def _facts(gemm: GemmShape | TracedGemm) -> tuple[str | int, ...]:
-    sizes = (gemm.op, gemm.batch, gemm.m, gemm.n, gemm.k)
+    sizes = (gemm.op, gemm.batch, gemm.groups, gemm.m, gemm.n, gemm.k)
     return (*sizes, gemm.a_dtype, gemm.b_dtype, gemm.out_dtype)
 
 

@@ -17,6 +17,7 @@ from flytune.caches.stand_in import stand_in_environment
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.shapes.errors import FlytuneError
+from flytune.shapes.model_config import ModelConfig
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.decision import timings
@@ -94,6 +95,7 @@ def _compile(made: Made, progress: Progress) -> Compiled:
     if ops := [op for op in options.ops if op in OPS]:
         assert plan.profile is not None, "refused by the plan"
         model = plan.model
+        assert isinstance(model, ModelConfig), "refused by the plan"
         sizes = {
             "hidden": model.hidden_size,
             "vocabulary": model.vocab_size,

@@ -16,9 +16,11 @@ from flytune.shapes.derive import Attention, Quant
 from flytune.shapes.gemm import Engine
 from flytune.tuner.build_arguments import parse_backends, parse_ops, parse_runner
 from flytune.tuner.shapes_command import (
+    check_model,
     engine_option,
     model_option,
     quant_option,
+    shapes_option,
     tokens_option,
     tp_option,
 )
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 @click.command("build")
 @model_option
+@shapes_option
 @tokens_option
 @tp_option
 @engine_option
@@ -168,7 +171,8 @@ T = TypeVar("T")
 @click.option("--no-sign", is_flag=True, help="Do not sign the bundle.")
 @trust_options
 def build_command(
-    model: str,
+    model: str | None,
+    by_hand: Path | None,
     tokens: tuple[int, ...],
     tp: int,
     engine: Engine,
@@ -207,9 +211,11 @@ def build_command(
     from flytune.tuner.progress import Progress
     from flytune.tuner.summary import built_text
 
+    check_model(model, by_hand)
     threads = threads or len(os.sched_getaffinity(0))
     options = BuildOptions(
-        model=model,
+        model=model or "",
+        by_hand=by_hand,
         tokens=tokens,
         tp=tp,
         engine=engine,

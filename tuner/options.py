@@ -16,6 +16,7 @@ class BuildOptions:
     """The options of `flytune build`, resolved."""
 
     model: str
+    """As `find_model` takes it; nothing where the GEMMs are given `by_hand`."""
     tokens: tuple[int, ...]
     attention: Attention | None
     """None: what the device's serving uses."""
@@ -33,6 +34,8 @@ class BuildOptions:
     """An older bundle whose times are taken where they are for the same list."""
     bake_passes: int
     """Fresh processes that a bake may take until one compiles nothing."""
+    by_hand: Path | None = None
+    """A file that lists the GEMMs, in place of a model."""
     tp: int = 1
     """Tensor-parallel ranks, of which one is built for."""
     engine: Engine = "transformers"

@@ -19,8 +19,9 @@ from flytune.caches.policy import (
     cuda_policy,
     rocm_policy,
 )
-from flytune.caches.program import ProgramSpec
+from flytune.caches.program import BAKED, ProgramSpec
 from flytune.caches.target import Target
+from flytune.shapes.by_hand import HandList, read_by_hand
 from flytune.shapes.derive import Attention
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
@@ -44,7 +45,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Plan:
     """The work of one build."""
 
-    model: ModelConfig
+    model: ModelConfig | HandList
     shapes: tuple[GemmShape, ...]
     program: ProgramSpec | None
     """What is baked; None where isolated shapes stand for it, and nothing is."""
@@ -70,18 +71,11 @@ def make_plan(options: BuildOptions) -> Plan:
     require_torch()
     profile = device_for(options)
     attention = options.attention or ("eager" if profile is None else "sdpa")
-    model = find_model(options.model)
-    shapes = plan_shapes(
-        model,
-        tp=options.tp,
-        engine=options.engine,
-        tokens=options.tokens,
-        attention=attention,
-        quant=options.quant,
-    )
+    model, shapes = _shapes(options, attention)
     policy = _policy(options, model, attention, profile)
     program = None
-    if not (reason := _isolated(options, profile)):
+    reason = _isolated(options, profile, model)
+    if isinstance(model, ModelConfig) and not reason:
         program = ProgramSpec(
             json.loads(model.raw), attention, model.dtype, bake=options.bake
         )
@@ -93,7 +87,8 @@ def make_plan(options: BuildOptions) -> Plan:
         threads=options.threads,
         hardware=None if profile is None else profile.hardware(),
     )
-    name = Path(options.model).name.lower().removesuffix(".json")
+    named = options.by_hand.stem if options.by_hand else Path(options.model).name
+    name = named.lower().removesuffix(".json")
     out = options.out or Path(f"{name}.{target.slug}.tar.zst")
     _check_output(out)
     needed = needed_bytes(shapes, policy, program)
@@ -113,8 +108,38 @@ def make_plan(options: BuildOptions) -> Plan:
     return Plan(model, shapes, program, policy, target, profile, needed, work, out)
 
 
-def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
+def _shapes(
+    options: BuildOptions, attention: Attention
+) -> tuple[ModelConfig | HandList, tuple[GemmShape, ...]]:
+    if options.by_hand is not None:
+        if options.ops != ("gemm",):
+            raise FlytuneError(
+                "shapes by hand do not say the sizes of rmsnorm and topk",
+                hint="leave --ops out",
+            )
+        listed = read_by_hand(options.by_hand, options.tokens)
+        return listed, listed.shapes
+    model = find_model(options.model)
+    return model, plan_shapes(
+        model,
+        tp=options.tp,
+        engine=options.engine,
+        tokens=options.tokens,
+        attention=attention,
+        quant=options.quant,
+    )
+
+
+def _isolated(
+    options: BuildOptions, profile: DeviceProfile | None, model: ModelConfig | HandList
+) -> str:
     """Return why no program stands for the model's GEMMs; nothing where one does."""
+    if isinstance(model, HandList):
+        return "its GEMMs are given by hand"
+    if model.architecture not in BAKED:
+        return f"the layers of {model.architecture} are not called here yet"
+    if model.quantised:
+        return f"the weights are quantised ({model.quantised})"
     if options.tp > 1:
         return f"one of {options.tp} ranks"
     if options.engine != "transformers":
@@ -128,7 +153,7 @@ def _isolated(options: BuildOptions, profile: DeviceProfile | None) -> str:
 
 def _policy(
     options: BuildOptions,
-    model: ModelConfig,
+    model: ModelConfig | HandList,
     attention: Attention,
     profile: DeviceProfile | None,
 ) -> ServingPolicy:
@@ -144,10 +169,13 @@ def _policy(
     elif profile is not None:
         policy = cuda_policy(**common)
     else:
+        layers = 1
+        if isinstance(model, ModelConfig) and options.bake == "layers":
+            layers = model.num_hidden_layers
         policy = cpu_policy(
             options.policy,
             **common,
-            layers=model.num_hidden_layers if options.bake == "layers" else 1,
+            layers=layers,
         )
     return policy.with_precompiled() if options.precompiled else policy
 

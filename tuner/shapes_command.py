@@ -1,11 +1,13 @@
 """`flytune shapes`: the GEMMs that a model runs, a line each."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import click
 
-from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.by_hand import read_by_hand
+from flytune.shapes.derive import Attention, ExpertCalls, Quant
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.registry import find_model
@@ -28,8 +30,15 @@ def read_tokens(
 
 model_option = click.option(
     "--model",
-    required=True,
     help="A shipped name, a config.json or its folder, or a Hugging Face id.",
+)
+shapes_option = click.option(
+    "--shapes",
+    "by_hand",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The GEMMs themselves instead of a model, a CSV file or JSON lines with the "
+    "names that `flytune shapes --json` prints; without m, one for each of --tokens.",
 )
 tokens_option = click.option(
     "--tokens",
@@ -46,6 +55,13 @@ tp_option = click.option(
     show_default=True,
     help="Tensor-parallel ranks; the sizes are one rank's.",
 )
+ep_option = click.option(
+    "--ep",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Expert-parallel ranks; past one, each holds whole experts.",
+)
 engine_option = click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm"]),
@@ -60,9 +76,21 @@ quant_option = click.option(
 )
 
 
+def check_model(model: str | None, by_hand: Path | None) -> None:
+    """Refuse both and none of the options that say what is planned.
+
+    Raises:
+        click.UsageError: both or none are there.
+    """
+    if (model is None) == (by_hand is None):
+        raise click.UsageError("give --model or --shapes, and not both")
+
+
 @click.command("shapes")
 @model_option
+@shapes_option
 @tp_option
+@ep_option
 @engine_option
 @tokens_option
 @click.option(
@@ -73,14 +101,24 @@ quant_option = click.option(
     help="eager adds the two bmm of each layer; sdpa is one fused kernel, no GEMM.",
 )
 @quant_option
+@click.option(
+    "--experts",
+    type=click.Choice(get_args(ExpertCalls)),
+    default="grouped",
+    show_default=True,
+    help="grouped: one GEMM of all experts on a rank; each: one of each with tokens.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 def shapes_command(
-    model: str,
+    model: str | None,
+    by_hand: Path | None,
     tp: int,
+    ep: int,
     engine: Engine,
     tokens: tuple[int, ...],
     attention: Attention,
     quant: Quant | None,
+    experts: ExpertCalls,
     as_json: bool,
 ) -> None:
     """List the GEMMs that a model runs on one rank.
@@ -88,12 +126,27 @@ def shapes_command(
     The sizes are worked out from the config and checked against transformers' own
     model, built without memory.
     """
+    check_model(model, by_hand)
     if engine == "vllm" and attention == "eager":
         raise click.UsageError("--attention eager needs --engine transformers")
-    config = find_model(model)
-    shapes = plan_shapes(
-        config, tp=tp, engine=engine, tokens=tokens, attention=attention, quant=quant
-    )
+    if by_hand is not None:
+        shapes = read_by_hand(by_hand, tokens).shapes
+    else:
+        assert model is not None, "refused above"
+        config = find_model(model)
+        shapes = plan_shapes(
+            config,
+            tp=tp,
+            ep=ep,
+            engine=engine,
+            tokens=tokens,
+            attention=attention,
+            quant=quant,
+            experts=experts,
+        )
+        if not config.traceable:
+            note = "transformers has no model of it without remote code"
+            click.echo(f"not traced, {note}: {config.architecture}", err=True)
     if as_json:
         for shape in shapes:
             click.echo(json.dumps(shape.to_row()))
@@ -118,7 +171,7 @@ def _table(shapes: tuple[GemmShape, ...]) -> str:
 
 
 def _cells(shape: GemmShape) -> tuple[str, ...]:
-    sizes = (shape.m, shape.n, shape.k, shape.batch)
+    sizes = (shape.m, shape.n, shape.k, shape.groups or shape.batch)
     return (
         shape.op,
         *map(str, sizes),

@@ -52,7 +52,8 @@ def ask(name: str) -> None:
     from flytune.shapes.registry import find_model
 
     try:
-        print(name, find_model(name).name)
+        model = find_model(name)
+        print(name, model.name, model.quantised)
     except FlytuneError as error:
         print(name, error, error.hint)
 

@@ -110,7 +110,7 @@ def test_the_hub_answers_is_absent_or_gated(tmp_path: Path) -> None:
         "bare/model no config.json on the hub for: `bare/model`",
         "gated/model the hub keeps this model gated: `gated/model`",
         "sick/model cannot reach the Hugging Face hub for model: `sick/model`",
-        "modelopt/model quantised models are not supported",
+        "modelopt/model model hf_quant_config.json",
         "open/model model",
         "meta-llama/Llama-3.1-8B cannot reach the Hugging Face hub for model",
     )

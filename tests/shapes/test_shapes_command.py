@@ -9,7 +9,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.shapes_command import shapes_command
 
 FIELDS = "op,m,n,k,batch,groups,a_dtype,b_dtype,out_dtype,layout,scaling,bias,module"
-FIELDS += ",count,tp,engine,rule"
+FIELDS += ",count,tp,ep,engine,rule,traced"
 
 
 def run(*arguments: str) -> Result:

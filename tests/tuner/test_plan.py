@@ -352,3 +352,39 @@ def test_without_a_limit_the_host_decides(tmp_path: Path) -> None:
     for limit in ("max", str(2**60)):
         limited = free_bytes(cgroup(tmp_path, limit, 600, 0))
         assert limited == pytest.approx(host, rel=0.5)
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Mixtral-8x7B", "the layers of MixtralForCausalLM are not called here yet"),
+        ("Phi-4-mini-instruct", "the layers of Phi3ForCausalLM are not called here"),
+        ("Qwen3-32B-FP8", r"the weights are quantised \(fp8\)"),
+    ],
+)
+def test_a_program_that_cannot_be_baked_is_refused(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    model = str(Path(__file__).parents[1] / "data" / "configs" / f"{name}.json")
+    with pytest.raises(FlytuneError, match=f"no program to bake: {message}") as caught:
+        make_plan(options(tmp_path, model=model, quant="bf16"))
+    assert caught.value.hint == "compile for it with --compile-only"
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.usefixtures("free")
+def test_shapes_by_hand_are_planned_where_nothing_is_baked(tmp_path: Path) -> None:
+    listed = tmp_path / "mine.csv"
+    listed.write_text("n,k\n4096,2560\n")
+    by_hand = {"model": "", "by_hand": listed}
+    with pytest.raises(FlytuneError, match="no program to bake: its GEMMs are given"):
+        make_plan(options(tmp_path, **by_hand))
+    there = {"target": "h200", "compile_only": True, "out": None}
+    made = make_plan(options(tmp_path, **by_hand, **there))
+    assert [shape.problem for shape in made.shapes] == [
+        ("mm", 1, 4096, 2560, 1, 0),
+        ("mm", 16, 4096, 2560, 1, 0),
+    ]
+    assert (made.model.name, made.program) == ("mine", None)
+    assert made.out.name.startswith("mine.")

@@ -1,0 +1,173 @@
+"""Reads GEMMs that a user lists by hand, for a model whose family is not known."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.fields import DTYPES, MAX_SIZE
+from flytune.shapes.gemm import FP4, Engine, GemmShape, Op
+
+MAX_FILE_BYTES = 16 * 2**20
+TYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", FP4)
+_CLOSED: Mapping[str, tuple[str, ...]] = {
+    "op": get_args(Op),
+    "engine": get_args(Engine),
+    "layout": ("TN", "NN", "TT", "NT"),
+    "scaling": ("tensorwise", "rowwise", "mxfp8", "mxfp4"),
+    **dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), TYPES),
+}
+_COLUMNS = {field.name for field in fields(GemmShape)}
+
+
+@dataclass(frozen=True, slots=True)
+class HandList:
+    """The GEMMs of a file, and what stands for a model's config."""
+
+    name: str
+    source: str
+    shapes: tuple[GemmShape, ...]
+    raw: str
+    """The file's text."""
+    architecture: str = "by hand"
+
+
+def read_by_hand(path: Path, tokens: tuple[int, ...]) -> HandList:
+    """Read GEMMs from a CSV file with a header, or from JSON lines.
+
+    The names are those of `flytune shapes --json`, whose output it takes as it is; `n`
+    and `k` must be there, and without `m` a row stands for each of `tokens`.
+
+    Raises:
+        FlytuneError: the file cannot be read or holds no row, or a row has an unknown
+            column or a value that cannot be; the message names file and line.
+    """
+    try:
+        if not path.is_file():
+            raise FlytuneError(f"no such file of shapes: `{path}`")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise FlytuneError(f"too large for a file of shapes: `{path}`")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or error
+        raise FlytuneError(f"cannot read the shapes, {reason}: `{path}`") from error
+    except UnicodeDecodeError as error:
+        raise FlytuneError(f"shapes are not UTF-8 text: `{path}`") from error
+    is_json = text.lstrip().startswith("{")
+    found: list[GemmShape] = []
+    for line, row in _json_rows(text, path) if is_json else _csv_rows(text, path):
+        one = _Row({k: v for k, v in row.items() if v not in (None, "")}, path, line)
+        counts = tokens if "m" not in one.values else (one.size("m", 1),)
+        found.extend(one.shape(m) for m in counts)
+    if not found:
+        raise FlytuneError(f"no shapes in: `{path}`", hint="columns: n, k, m, op, ...")
+    return HandList(path.stem, str(path), tuple(found), text)
+
+
+def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, each in enumerate(text.splitlines(), 1):
+        if not each.strip():
+            continue
+        try:
+            row = json.loads(each)
+        except (ValueError, RecursionError) as error:
+            raise FlytuneError(f"line {line} is not JSON: `{path}`") from error
+        if not isinstance(row, dict):
+            raise FlytuneError(f"line {line} is not a JSON object: `{path}`")
+        yield line, row
+
+
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                fault = f"line {reader.line_num} has not the header's columns"
+                raise FlytuneError(f"{fault}: `{path}`")
+            yield (
+                reader.line_num,
+                {key.strip(): value.strip() for key, value in row.items()},
+            )
+    except csv.Error as error:
+        fault = f"line {reader.line_num} is not CSV, {error}"
+        raise FlytuneError(f"{fault}: `{path}`") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    values: dict[str, Any]
+    path: Path
+    line: int
+
+    def error(self, column: str, fault: str) -> FlytuneError:
+        value = str(self.values.get(column))[:40]
+        where = f"line {self.line} of `{self.path}`"
+        return FlytuneError(f"{column} {fault} in {where}: `{value}`")
+
+    def shape(self, m: int) -> GemmShape:
+        for column in self.values:
+            if column not in _COLUMNS:
+                raise self.error(column, "is not a column of shapes")
+        op: Op = self.word("op", "mm")
+        bias = self.flag("bias", op == "addmm")
+        shape = GemmShape(
+            op=op,
+            m=m,
+            n=self.size("n"),
+            k=self.size("k"),
+            batch=self.size("batch", 1),
+            groups=self.size("groups", 0),
+            a_dtype=self.word("a_dtype", "bfloat16"),
+            b_dtype=self.word("b_dtype", self.word("a_dtype", "bfloat16")),
+            out_dtype=self.word("out_dtype", "bfloat16"),
+            layout=self.word("layout", "TN"),
+            scaling=self.word("scaling", None),
+            bias=bias,
+            module=str(self.values.get("module", f"line {self.line}")),
+            count=self.size("count", 1),
+            tp=self.size("tp", 1),
+            ep=self.size("ep", 1),
+            engine=self.word("engine", "transformers"),
+            rule=str(self.values.get("rule", "by hand")),
+        )
+        self._check(shape)
+        return shape
+
+    def _check(self, shape: GemmShape) -> None:
+        if (shape.op == "grouped_mm") != (shape.groups > 0):
+            raise self.error("groups", f"does not go with {shape.op}")
+        if shape.batch > 1 and shape.op != "bmm":
+            raise self.error("batch", f"does not go with {shape.op}")
+        if (shape.op == "scaled_mm") != (shape.scaling is not None):
+            raise self.error("scaling", f"does not go with {shape.op}")
+        if shape.bias != (shape.op == "addmm") and shape.op != "scaled_mm":
+            raise self.error("bias", f"does not go with {shape.op}")
+
+    def size(self, column: str, default: int | None = None) -> int:
+        value = self.values.get(column, default)
+        if value is None:
+            raise self.error(column, "is missing")
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value) if len(value) <= len(str(MAX_SIZE)) else MAX_SIZE + 1
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(column, "is not a whole number")
+        least = 0 if column == "groups" else 1
+        if not least <= value <= MAX_SIZE:
+            raise self.error(column, f"is not from {least} to {MAX_SIZE}")
+        return value
+
+    def flag(self, column: str, default: bool) -> bool:
+        value = str(self.values.get(column, default)).lower()
+        if value not in ("true", "false"):
+            raise self.error(column, "is not true or false")
+        return value == "true"
+
+    def word(self, column: str, default: Any) -> Any:
+        value = self.values.get(column, default)
+        if value is not default and value not in _CLOSED[column]:
+            raise self.error(column, f"is not one of {', '.join(_CLOSED[column])}")
+        return value
