@@ -124,7 +124,7 @@ def _break(place: Path) -> Iterator[tuple[str, bytes | None]]:
             content = None
             path.unlink()
         elif content is not None:
-            content = content[1::2] if number % 3 else content
+            content = (content[1::2] or b"?") if number % 3 else content
             path.write_bytes(content)
         yield path.relative_to(place).as_posix(), content
 
