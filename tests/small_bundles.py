@@ -1,6 +1,8 @@
 """A bundle for this very host that is soon made, and has no program to run."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from flytune.caches.keyring import own_key
 from flytune.caches.manifest import Manifest
@@ -8,11 +10,13 @@ from flytune.caches.packing import pack
 from flytune.caches.target import Target
 
 
-def small_bundle(folder: Path) -> Path:
-    """One graph of a model that one thread serves, signed."""
+def small_bundle(
+    folder: Path, *, signed: bool = True, provenance: Mapping[str, Any] | None = None
+) -> Path:
+    """One graph of a model that one thread serves."""
     staged = folder / "staged"
-    (staged / "inductor").mkdir(parents=True)
-    (staged / "inductor" / "graph").write_bytes(b"graph")
+    (staged / "inductor" / "fxgraph").mkdir(parents=True)
+    (staged / "inductor" / "fxgraph" / "g").write_bytes(b"graph")
     manifest = Manifest(
         created="2026-01-02T03:04:05Z",
         flytune="0.1.0",
@@ -26,5 +30,7 @@ def small_bundle(folder: Path) -> Path:
         coverage={},
         winners=(),
         bake={},
+        provenance=provenance or {},
     )
-    return pack(staged, manifest, folder / "b.tar.zst", keys=[own_key()])
+    keys = [own_key()] if signed else []
+    return pack(staged, manifest, folder / "b.tar.zst", keys=keys)

@@ -2,6 +2,9 @@
 
 import hashlib
 import io
+import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -124,3 +127,14 @@ def elsewhere() -> dict[str, Any]:
     target = Target.here(threads=1).to_json()
     target["hardware"]["isa"] = ["amx_tile"]
     return target
+
+
+def python(code: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own, with more in its environment."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **env},
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import FILES, elsewhere, installable, tree
+from bundles import FILES, elsewhere, installable, python, tree
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.install import exec_environment
@@ -25,16 +25,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "installed"
 
 
-def run(code: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **env},
-    )
-
-
 def placed(bundle: Path) -> Path:
     directory = prepare(bundle).directory
     assert directory is not None
@@ -44,7 +34,7 @@ def placed(bundle: Path) -> Path:
 def test_environment_of_the_process(tmp_path: Path, home: Path) -> None:
     code = INSTALL + "import os, json; print(json.dumps(dict(os.environ)))"
     bundle = installable(tmp_path)
-    live = json.loads(run(code, bundle, TRITON_CACHE_DIR="/elsewhere").stdout)
+    live = json.loads(python(code, bundle, TRITON_CACHE_DIR="/elsewhere").stdout)
     directory = home / Bundle.open(bundle).digest[:16]
     inductor = directory / "inductor"
     assert live["TORCHINDUCTOR_CACHE_DIR"] == str(inductor)
@@ -62,7 +52,7 @@ def test_heavy_packages_are_not_imported(tmp_path: Path) -> None:
         "heavy = {'torch', 'ray', 'flydsl', 'pyarrow', 'numpy', 'transformers'};"
         "print(i.status, heavy & set(sys.modules))"
     )
-    assert run(code, installable(tmp_path)).stdout == "hit set()\n"
+    assert python(code, installable(tmp_path)).stdout == "hit set()\n"
 
 
 def test_miss_changes_nothing(tmp_path: Path, home: Path) -> None:
@@ -71,7 +61,7 @@ def test_miss_changes_nothing(tmp_path: Path, home: Path) -> None:
         + INSTALL
         + "print(i.status, i.misses[0].part, dict(os.environ) == before)"
     )
-    live = run(code, installable(tmp_path, target=elsewhere()))
+    live = python(code, installable(tmp_path, target=elsewhere()))
     assert live.stdout == "miss hardware.isa True\n"
     assert live.stderr.startswith("flytune: bundle not used: hardware.isa: built for ")
     assert live.stderr.count("\n") == 1
@@ -253,7 +243,7 @@ try:
 except Exception as error:
     print(error, "|", error.hint)
 """
-    done = run(code, installable(tmp_path))
+    done = python(code, installable(tmp_path))
     assert done.stdout == (
         "error\n"
         "torch._inductor is imported already | "

@@ -4,7 +4,6 @@ Archives that break a rule have tests of their own, `test_bundle.py`.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import FILES, POLICY, elsewhere, installable
+from bundles import FILES, POLICY, elsewhere, installable, python
 from click.testing import CliRunner
 
 from flytune.caches.install import attempt
@@ -130,16 +129,6 @@ def test_what_is_mended_is_counted(tmp_path: Path) -> None:
     (row,) = rows(tmp_path)
     assert (row["state"], row["files"]) == ("hit", {"mended": 1})
     assert row["errors"] == {"FT401": 1}
-
-
-def python(code: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **env},
-    )
 
 
 def rows(tmp_path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import elsewhere, installable
+from bundles import elsewhere, installable, python
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.hook import flytune_status
@@ -33,16 +33,6 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "status"
 
 
-def run(code: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **env},
-    )
-
-
 def written(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], str]:
     """The row and the metrics of the one process that said what it saw of its own."""
     row, _, metrics = done.stdout.removeprefix(".json ").partition("\n.prom ")
@@ -51,7 +41,7 @@ def written(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], str
 
 def test_a_hit(tmp_path: Path, status: Path) -> None:
     bundle = installable(tmp_path)
-    row, metrics = written(run(INSTALL + SHOW, bundle))
+    row, metrics = written(python(INSTALL + SHOW, bundle))
     digest = Bundle.open(bundle).digest
     assert (row["state"], row["code"], row["bundle"]) == ("hit", "", digest)
     assert row["directory"].endswith(f"installed/{digest[:16]}")
@@ -64,7 +54,7 @@ def test_a_hit(tmp_path: Path, status: Path) -> None:
 
 def test_a_miss_names_the_part(tmp_path: Path) -> None:
     bundle = installable(tmp_path, target=elsewhere())
-    row, metrics = written(run(INSTALL + SHOW, bundle))
+    row, metrics = written(python(INSTALL + SHOW, bundle))
     assert (row["state"], row["code"]) == ("miss", "FT101")
     (part,) = row["parts"]
     assert (part["part"], part["built"]) == ("hardware.isa", ["amx_tile"])
@@ -74,7 +64,7 @@ def test_a_miss_names_the_part(tmp_path: Path) -> None:
 
 
 def test_none_are_written_where_none_are_wanted(tmp_path: Path) -> None:
-    done = run(INSTALL, installable(tmp_path), FLYTUNE_STATUS_DIR="")
+    done = python(INSTALL, installable(tmp_path), FLYTUNE_STATUS_DIR="")
     assert (done.stdout, done.stderr) == ("", "")
     assert not (tmp_path / "home" / "status").exists()
 
@@ -90,7 +80,7 @@ def test_the_default_place_is_below_home(tmp_path: Path) -> None:
 def test_what_cannot_be_written_makes_no_noise(tmp_path: Path, status: Path) -> None:
     status.write_text("a file is in the way")
     code = INSTALL + "import os; print(os.environ['OMP_NUM_THREADS'])"
-    done = run(code, installable(tmp_path))
+    done = python(code, installable(tmp_path))
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
@@ -108,7 +98,7 @@ if child:
     print(len(list(os.scandir(status.directory))))
 """
     # Two rows, and the metrics of the parent: the child ended.
-    assert run(code).stdout == "3\n"
+    assert python(code).stdout == "3\n"
     rows = [json.loads(path.read_text()) for path in status.glob("*.json")]
     assert sorted(row["state"] for row in rows) == ["damaged", "hit"]
 
@@ -122,7 +112,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path, status: Path) -> No
     assert sorted(p.suffix for p in status.iterdir()) == [".json", ".prom"]
     (torn,) = (path.with_name(f".{path.name}.part") for path in status.glob("*.prom"))
     torn.write_text("torn")
-    run(INSTALL, bundle)
+    python(INSTALL, bundle)
     assert [path.suffix for path in status.iterdir()] == [".json", ".json"]
 
 
@@ -168,6 +158,6 @@ def test_graphs_are_counted_as_they_are_looked_for(tmp_path: Path) -> None:
         "counters['inductor']['fxgraph_cache_miss'] += 1\n"
         "torch.compile(lambda x: x + 2, backend='eager')(torch.ones(3))\n"
     )
-    row, metrics = written(run(code + SHOW, installable(tmp_path)))
+    row, metrics = written(python(code + SHOW, installable(tmp_path)))
     assert row["graphs"] == {"hit": 3, "miss": 1}
     assert re.search(r'flytune_graphs\{pid="\d+",result="hit"\} 3\n', metrics)

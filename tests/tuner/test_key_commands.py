@@ -9,13 +9,12 @@ from typing import Any, cast
 import pytest
 from builds import flytune
 from click.testing import CliRunner, Result
+from small_bundles import small_bundle
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.key_files import generate, key_id, load_public
 from flytune.caches.keyring import own_key, read_keyring
-from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
-from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import build
 from flytune.tuner.cli import main
@@ -32,24 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """A bundle for this host that nobody signed."""
-    (tmp_path / "staged" / "inductor" / "fxgraph").mkdir(parents=True)
-    (tmp_path / "staged" / "inductor" / "fxgraph" / "g").write_bytes(b"graph")
-    manifest = Manifest(
-        created="2026-01-02T03:04:05Z",
-        flytune="0.1.0",
-        model={"name": "tiny"},
-        program={},
-        policy={"threads": 1},
-        inductor_config={},
-        target=Target.here(threads=1).to_json(),
-        software="serving",
-        timed_on=None,
-        coverage={},
-        winners=(),
-        bake={},
-        provenance={"command": ["flytune", "build"], "commit": "ab" * 20},
-    )
-    return pack(tmp_path / "staged", manifest, tmp_path / "b.tar.zst")
+    provenance = {"command": ["flytune", "build"], "commit": "ab" * 20}
+    return small_bundle(tmp_path, signed=False, provenance=provenance)
 
 
 def run(*arguments: object) -> Result:
