@@ -12,7 +12,7 @@ from typing import Any
 
 from results import RESULTS
 from tables_amd import compile_text, coverage_text
-from tables_faults import faults_text
+from tables_faults import faults_text, fuzz_text
 
 README = Path(__file__).parents[2] / "README.md"
 Result = Mapping[str, Any]
@@ -250,41 +250,6 @@ def _install_time(result: Result) -> str:
     )
 
 
-_LAYERS = {
-    "archive": "any bytes of the archive",
-    "members": "any bytes within, compressed anew",
-    "headers": "its members: names, kinds, sizes, order",
-    "manifest": "the manifest, signed by nobody",
-    "envelope": "the signature",
-    "paths": "paths, manifest and members agreeing, signed by nobody",
-}
-
-
-def _fuzz(result: Result) -> str:
-    figures = result["figures"]
-    lines = [
-        f"{figures['fuzz_inputs']:,} mutations of the stored bundles, made from the "
-        f"numbers {figures['first']:,} on, {figures['inputs_per_core_s']} a second and "
-        "core. Whatever was read holds files of the original and no other content; no "
-        "exception was another than flytune's own, and nothing was written elsewhere:",
-        "",
-        "| mutated | inputs | read | refused | in ways |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for layer, words in _LAYERS.items():
-        counts = {
-            row["outcome"]: row["inputs"]
-            for row in result["rows"]
-            if row["layer"] == layer
-        }
-        read = counts.pop("read", 0)
-        refused = sum(counts.values())
-        lines.append(
-            f"| {words} | {read + refused:,} | {read:,} | {refused:,} | {len(counts)} |"
-        )
-    return "\n".join(lines)
-
-
 def _source(result: Result) -> str:
     versions = result["versions"]
     return (
@@ -300,7 +265,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "build_cost": _build_cost,
     "agreement": _agreement,
     "install_time": _install_time,
-    "fuzz": _fuzz,
+    "fuzz": fuzz_text,
     "faults": faults_text,
     "compile": compile_text,
     "coverage": coverage_text,

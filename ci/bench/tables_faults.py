@@ -1,4 +1,4 @@
-"""The README's table of faults, made from their result file."""
+"""The README's tables of faults and of the fuzzer, made from their result files."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,15 @@ _WHERE = {
     "a directory": "bundle",
     "the place": "installed place",
     "the disk": "disk",
+}
+# Of a bundle, as the fuzzer names them.
+_LAYERS = {
+    "archive": "any bytes of the archive",
+    "members": "any bytes within, compressed anew",
+    "headers": "its members: names, kinds, sizes, order",
+    "manifest": "the manifest, signed by nobody",
+    "envelope": "the signature",
+    "paths": "paths, manifest and members agreeing, signed by nobody",
 }
 
 
@@ -62,3 +71,29 @@ def _damages(rows: list[Row]) -> Iterator[str]:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
+def fuzz_text(result: Mapping[str, Any]) -> str:
+    """Return the table of what was mutated, a line a layer."""
+    figures = result["figures"]
+    lines = [
+        f"{figures['fuzz_inputs']:,} mutations of the stored bundles, made from the "
+        f"numbers {figures['first']:,} on, {figures['inputs_per_core_s']} a second and "
+        "core. Whatever was read holds files of the original and no other content; no "
+        "exception was another than flytune's own, and nothing was written elsewhere:",
+        "",
+        "| mutated | inputs | read | refused | in ways |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for layer, words in _LAYERS.items():
+        counts = {
+            row["outcome"]: row["inputs"]
+            for row in result["rows"]
+            if row["layer"] == layer
+        }
+        read = counts.pop("read", 0)
+        refused = sum(counts.values())
+        lines.append(
+            f"| {words} | {read + refused:,} | {read:,} | {refused:,} | {len(counts)} |"
+        )
+    return "\n".join(lines)
