@@ -1,5 +1,6 @@
 """The import hook, in real processes that import the real torch."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -210,15 +211,30 @@ def test_children_of_install(tmp_path: Path, key: str) -> None:
     assert (live["main"], log) == (SET, "")
 
 
+def hold(folder: Path, text: str) -> None:
+    """Be an installed directory that holds torch to this."""
+    (folder / "activation.json").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    marker = {"bundle": "", "files": {}, "activation": digest}
+    (folder / "installed.json").write_text(json.dumps(marker))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "FileNotFoundError"), ("{", "JSONDecodeError"), ("{}", "KeyError")],
+    [
+        (None, "FileNotFoundError"),
+        ("{", "JSONDecodeError"),
+        ("{}", "KeyError"),
+        ("other", "not as it was installed"),
+    ],
 )
 def test_damaged_activation_never_stops_the_program(
     tmp_path: Path, text: str | None, said: str
 ) -> None:
     if text is not None:
-        (tmp_path / "activation.json").write_text(text)
+        hold(tmp_path, text)
+    if text == "other":
+        (tmp_path / "activation.json").write_text("{}")
     env = {"FLYTUNE_INSTALLED": str(tmp_path), "PYTHONPATH": hook_folder()}
     live, log = run(REPORT, env=env)
     assert live["main"] != SET
@@ -295,8 +311,7 @@ print(json.dumps(build.platform_key()))
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_modules_in_c_have_one_name_on_every_host(tmp_path: Path, kind: str) -> None:
     held = {"kind": kind, "software": {}, "inductor": {}, "dynamo": {}}
-    (tmp_path / "activation.json").write_text(json.dumps(held))
-    (tmp_path / "installed.json").write_text('{"bundle": "", "files": {}}')
+    hold(tmp_path, json.dumps(held))
     env = {"FLYTUNE_INSTALLED": str(tmp_path), "PYTHONPATH": hook_path()}
     # No `file` is found there, which tells Python how a program is linked.
     lacking, log = run(PLATFORM, env={**env, "PATH": str(tmp_path)})
@@ -417,6 +432,9 @@ def test_a_kept_key_of_torch_is_taken(tmp_path: Path, key: str) -> None:
     assert run(REPORT, env=env)[1] == ""
     assert installed.directory is not None
     kept = installed.directory / "sources.json"
-    kept.write_text(kept.read_text().replace(key, "ef" * 32))
+    row = json.loads(kept.read_text())
+    looks, other = row["torch"][0], "ef" * 32
+    digest = hashlib.sha256(f"{looks} {other}".encode()).hexdigest()
+    kept.write_text(json.dumps({**row, "torch": [looks, other, digest]}))
     _, log = run(REPORT, env=env)
-    assert f"built for `{key}`, here `{'ef' * 32}`" in log
+    assert f"built for `{key}`, here `{other}`" in log
