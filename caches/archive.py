@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Protocol
 
-from flytune.caches.codes import Code
+from flytune.caches.codes import EXPLAINED, Code
 from flytune.shapes.errors import FlytuneError
 
 COPY_BYTES = 1 << 20
@@ -60,11 +60,8 @@ class BundleError(FlytuneError):
     """A bundle that breaks a rule of the format; `fault` says which."""
 
     def __init__(self, fault: Fault, value: object) -> None:
-        super().__init__(
-            f"{fault}: {value}",
-            hint="fetch or build the bundle again; do not use it",
-            code=Code[fault.name],
-        )
+        code = Code[fault.name]
+        super().__init__(f"{fault}: {value}", hint=EXPLAINED[code].action, code=code)
         self.fault = fault
 
 

@@ -37,6 +37,11 @@ def files(path: Path) -> Iterator[tuple[str, int, Content]]:
                 for member in members(_Input(path, file)):
                     yield member.name, member.size_bytes, member.content
             return
+        if not os.path.lexists(path / MANIFEST_NAME):
+            raise FlytuneError(
+                f"cannot read bundle: no {MANIFEST_NAME} in folder: {path}",
+                code=Code.UNREADABLE,
+            )
         yield from _folder_file(path, MANIFEST_NAME)
         if os.path.lexists(path / SIGNATURE_NAME):
             yield from _folder_file(path, SIGNATURE_NAME)

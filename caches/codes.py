@@ -162,8 +162,8 @@ EXPLAINED: Mapping[Code, Explained] = {
         "the disk is full", "free some, `flytune gc`, or move FLYTUNE_HOME"
     ),
     Code.UNWRITABLE: Explained(
-        "the place to install into cannot be written",
-        "set FLYTUNE_HOME to a directory that can",
+        "the place to install into, or an output's, cannot be written",
+        "choose a directory that can: FLYTUNE_HOME, --into or --out",
     ),
     Code.OCCUPIED: Explained(
         "the directory holds something else", "remove it, or install into another"

@@ -12,6 +12,7 @@ from flytune.caches.several import SEVERAL, part_name, parts_of
 from flytune.caches.trust import HERE, Signer, Trust, signers
 
 _SHOWN_WINNERS = 12
+_LONGEST_WORD = 128
 
 
 def describe(path: Path | str, *, check: bool = False, trust: Trust = HERE) -> str:
@@ -152,4 +153,7 @@ def _words(value: Any) -> str:
         return ", ".join(words) or "none"
     if isinstance(value, list | tuple):
         return " ".join(_words(part) for part in value) or "none"
-    return "unknown" if value is None else str(value)
+    word = "unknown" if value is None else str(value)
+    # Triton's key is 1700 digits; --json has all of them.
+    long = len(word) > _LONGEST_WORD and " " not in word
+    return f"{word[:_LONGEST_WORD]}..." if long else word

@@ -118,7 +118,9 @@ def check_absent(out: Path) -> None:
         FlytuneError: something has.
     """
     if out.exists() or out.is_symlink():
-        raise FlytuneError(f"output exists: {out}")
+        raise FlytuneError(
+            f"output exists: {out}", hint="remove it, or give another --out"
+        )
 
 
 def publish(staging: Path, out: Path) -> Path:

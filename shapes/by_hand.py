@@ -48,7 +48,8 @@ def read_by_hand(path: Path, tokens: tuple[int, ...]) -> HandList:
     """
     try:
         if not path.is_file():
-            raise FlytuneError(f"no such file of shapes: `{path}`")
+            fault = "not a plain file" if path.exists() else "no such file of shapes"
+            raise FlytuneError(f"{fault}: `{path}`")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise FlytuneError(f"too large for a file of shapes: `{path}`")
         text = path.read_text(encoding="utf-8-sig")
@@ -84,6 +85,11 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
     try:
+        for column in map(str.strip, reader.fieldnames or ()):
+            # A spreadsheet's empty column at the end is named nothing.
+            if column and column not in _COLUMNS:
+                fault = "is not a column of shapes in line 1"
+                raise FlytuneError(f"`{column}` {fault}: `{path}`")
         for row in reader:
             if None in row or None in row.values():
                 fault = f"line {reader.line_num} has not the header's columns"

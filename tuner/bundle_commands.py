@@ -125,6 +125,10 @@ def exec_command(
     first, command = (None, words) if installed is not None else (words[0], words[1:])
     if not command:
         raise click.UsageError("Missing argument 'COMMAND...'.")
+    for word in (words[0], command[0]):
+        # Unknown options are words here, as COMMAND has some; none begins with one.
+        if word.startswith("-"):
+            raise click.NoSuchOption(word)
     named, find = _chosen(None if first is None else Path(first), installed)
     placed = attempt(named, into, strict=strict, command=True, trust=trust, find=find)
     hit = placed.directory is not None

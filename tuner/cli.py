@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from flytune.caches.codes import EXPLAINED, Code
 from flytune.shapes.errors import FlytuneError
 
 COMMANDS = (
@@ -106,7 +107,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except FlytuneError as error:
-            raise Failure(error.line, error.hint) from error
+            raise Failure(error.line, error.hint or _action(error.code)) from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRA_OF:
@@ -124,6 +125,11 @@ class Commands(click.Group):
             ) from error
         except KeyboardInterrupt as error:
             raise Interrupted(str(error) or "interrupted") from error
+
+
+def _action(code: str | None) -> str | None:
+    """Return what to do about a fault that has a code and no hint of its own."""
+    return None if code is None else EXPLAINED[Code(code)].action
 
 
 def _full_disk(error: OSError) -> str | None:

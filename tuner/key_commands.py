@@ -53,7 +53,9 @@ def sign_command(bundle: Path, key: Path | None) -> None:
 
 
 @click.command("trust")
-@click.argument("keys", nargs=-1, type=click.Path(path_type=Path), metavar="[KEY.pub]")
+@click.argument(
+    "keys", nargs=-1, type=click.Path(path_type=Path), metavar="[KEY.pub]..."
+)
 @click.option("--revoke", multiple=True, metavar="ID", help="Refuse a key from now on.")
 @click.option("--list", "listed", is_flag=True, help="List the keys, as of the end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a key: --list")

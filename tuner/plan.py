@@ -80,8 +80,10 @@ def make_plan(options: BuildOptions) -> Plan:
             json.loads(model.raw), attention, model.dtype, bake=options.bake
         )
     elif not options.runs_nothing:
+        name = "" if profile is not None else "an accelerator, --target NAME, "
         raise FlytuneError(
-            f"no program to bake: {reason}", hint="compile for it with --compile-only"
+            f"no program to bake: {reason}",
+            hint=f"compile for {name or 'it '}with --compile-only",
         )
     target = Target.here(
         threads=options.threads,

@@ -82,7 +82,9 @@ def check_model(model: str | None, by_hand: Path | None) -> None:
     Raises:
         click.UsageError: both or none are there.
     """
-    if (model is None) == (by_hand is None):
+    if model is None and by_hand is None:
+        raise click.UsageError("give --model or --shapes")
+    if model is not None and by_hand is not None:
         raise click.UsageError("give --model or --shapes, and not both")
 
 

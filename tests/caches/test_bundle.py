@@ -160,6 +160,11 @@ def test_absent_bundle(tmp_path: Path) -> None:
         Bundle.open(tmp_path / "none.tar.zst")
 
 
+def test_folder_that_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(FlytuneError, match=r"bundle: no manifest\.json in folder: /"):
+        Bundle.open(tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"", b"(", b"\x28\xb5\x2f\xfd", b"x" * 5000])
 def test_file_that_is_no_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "b.tar.zst"

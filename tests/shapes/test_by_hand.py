@@ -91,6 +91,7 @@ def test_a_value_that_cannot_be_names_column_and_line(
         ("", "no shapes in"),
         ("n,k\n", "no shapes in"),
         ("n,k\n8,8,8\n", "line 2 has not the header's columns"),
+        ("n,k,grups\n8,8,\n", "`grups` is not a column of shapes in line 1"),
         ("n,k\n8\n", "line 2 has not the header's columns"),
         ('n,k\n"8,8', "line 1 is not CSV"),
         ('{"n": 8}\n{"n": 8, "k"', "k is missing in line 1"),
@@ -109,8 +110,10 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"\xff\xfe")
     with pytest.raises(FlytuneError, match="not UTF-8"):
         read_by_hand(tmp_path / "raw", (1,))
-    with pytest.raises(FlytuneError, match="no such file of shapes"):
+    with pytest.raises(FlytuneError, match="not a plain file: "):
         read_by_hand(tmp_path, (1,))
+    with pytest.raises(FlytuneError, match="no such file of shapes: "):
+        read_by_hand(tmp_path / "none", (1,))
 
 
 @given(st.text())
@@ -123,8 +126,17 @@ def test_any_text_is_shapes_or_one_error(
         assert read_by_hand(path, (1,)).shapes
 
 
-@pytest.mark.parametrize("words", [(), ("--model", "Qwen3-4B", "--shapes", "x.csv")])
-def test_a_model_or_shapes_are_given(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((), "give --model or --shapes"),
+        (
+            ("--model", "Qwen3-4B", "--shapes", "x.csv"),
+            "give --model or --shapes, and not both",
+        ),
+    ],
+)
+def test_a_model_or_shapes_are_given(words: tuple[str, ...], error: str) -> None:
     result = CliRunner().invoke(shapes_command, words)
     assert result.exit_code == 2
-    assert "give --model or --shapes, and not both" in result.stderr
+    assert result.stderr.splitlines()[-1] == f"Error: {error}"

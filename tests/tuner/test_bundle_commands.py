@@ -66,6 +66,15 @@ def test_inspect_as_json(bundle: Path) -> None:
     assert (row["files"], row["size_bytes"], len(row["winners"])) == (1, 5, 14)
 
 
+def test_inspect_shortens_what_no_one_reads(tmp_path: Path) -> None:
+    made = str(make(tmp_path, product="f" * 2000))
+    assert (
+        f"product {'f' * 128}..." in CliRunner().invoke(inspect_command, [made]).stdout
+    )
+    whole = CliRunner().invoke(inspect_command, [made, "--json"]).stdout
+    assert "f" * 2000 in whole
+
+
 def test_inspect_of_nothing(tmp_path: Path) -> None:
     result = CliRunner().invoke(inspect_command, [str(tmp_path / "none")])
     assert isinstance(result.exception, FlytuneError)
@@ -137,6 +146,18 @@ def test_exec_of_an_unknown_command(bundle: Path) -> None:
 
 def test_exec_without_a_command_is_wrong_usage(bundle: Path) -> None:
     assert exec_it(bundle).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("--stict", "BUNDLE", "--"), ("BUNDLE", "--stict", "--")]
+)
+def test_exec_takes_no_unknown_option_for_a_word(
+    bundle: Path, words: tuple[str, ...]
+) -> None:
+    words = tuple(str(bundle) if word == "BUNDLE" else word for word in words)
+    done = exec_it(*words, sys.executable, "-c", "print(1)")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == "Error: No such option '--stict'."
 
 
 def test_exec_for_another_target_runs_all_the_same(

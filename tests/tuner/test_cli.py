@@ -101,6 +101,13 @@ def test_a_fault_is_an_error_line_and_a_hint(tmp_path: Path) -> None:
     assert result.stdout == ""
 
 
+def test_a_fault_with_a_code_says_what_to_do(tmp_path: Path) -> None:
+    result = run_command("raise FlytuneError('no x: `1`', code='FT201')", tmp_path)
+    assert result.stderr == (
+        "error: no x: `1` (FT201)\nhint: check its path and its mode\n"
+    )
+
+
 def test_a_fault_without_a_hint_is_one_line(tmp_path: Path) -> None:
     result = run_command("raise FlytuneError('no x: `1`')", tmp_path)
     assert (result.exit_code, result.stderr) == (1, "error: no x: `1`\n")

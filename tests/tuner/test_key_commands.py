@@ -129,7 +129,9 @@ def test_the_ways_past_a_missing_signature(bundle: Path, command: str) -> None:
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith("error: bundle is not signed by a key that is")
     wrong = run(command, *strict, f"{bundle}@sha256:{'0' * 64}", *more)
-    assert wrong.stderr.startswith("error: bundle has another digest than the one")
+    error, hint = wrong.stderr.splitlines()
+    assert error.startswith("error: bundle has another digest than the one")
+    assert hint == "hint: fetch the bundle that was meant, or correct the digest"
 
 
 def test_exec_goes_on_without_a_bundle_of_nobodys(bundle: Path, tmp_path: Path) -> None:

@@ -369,7 +369,9 @@ def test_a_program_that_cannot_be_baked_is_refused(
     model = str(Path(__file__).parents[1] / "data" / "configs" / f"{name}.json")
     with pytest.raises(FlytuneError, match=f"no program to bake: {message}") as caught:
         make_plan(options(tmp_path, model=model, quant="bf16"))
-    assert caught.value.hint == "compile for it with --compile-only"
+    assert caught.value.hint == (
+        "compile for an accelerator, --target NAME, with --compile-only"
+    )
     assert not (tmp_path / "work").exists()
 
 
