@@ -123,7 +123,7 @@ T = TypeVar("T")
 @click.option(
     "--from",
     "from_bundle",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="OLD",
     help="Take the times of an older bundle, and the kernels of one that was only "
     "compiled, where they are of the same candidates.",
@@ -151,20 +151,20 @@ T = TypeVar("T")
 )
 @click.option(
     "--work",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(readable=False, file_okay=False, path_type=Path),
     metavar="DIR",
     help="Keeps what a stopped build goes on from.  [default: ~/.cache/flytune/work]",
 )
 @click.option("--fresh", is_flag=True, help="Throw away what --work has of this build.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="BUNDLE",
     help="A .tar.zst, else a directory.  [default: MODEL.TARGET.tar.zst]",
 )
 @click.option(
     "--key",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="FILE",
     help="Sign with this private key.  [default: your own, made by the first build]",
 )

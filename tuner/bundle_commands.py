@@ -18,10 +18,10 @@ from flytune.caches.trust import Trust
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.trust_options import trust_option, trust_options
 
-_BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
+_BUNDLE = click.argument("bundle", type=click.Path(readable=False, path_type=Path))
 _INTO = click.option(
     "--into",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(readable=False, path_type=Path, file_okay=False),
     help="Directory to install into [default: below $FLYTUNE_HOME or ~/.cache/flytune]",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line")
@@ -65,7 +65,9 @@ def _chosen(
 
 
 @click.command("install")
-@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@click.argument(
+    "bundle", required=False, type=click.Path(readable=False, path_type=Path)
+)
 @_INSTALLED
 @_INTO
 @trust_options

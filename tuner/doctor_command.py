@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("bundle", required=False)
 @click.option(
     "--profile",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(readable=False, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write the first accelerator's profile, which --target takes on a host "
     "without one.",

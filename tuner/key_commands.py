@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @click.command("keygen")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(readable=False, path_type=Path, dir_okay=False),
     metavar="FILE",
     help="The private key's file; the public one is beside it, named .pub.  "
     "[default: the user's own key, trusted on this machine]",
@@ -31,10 +31,10 @@ def keygen_command(out: Path | None) -> None:
 
 
 @click.command("sign")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(readable=False, path_type=Path))
 @click.option(
     "--key",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="FILE",
     help="The private key.  [default: the user's own, made if there is none]",
 )
@@ -54,7 +54,10 @@ def sign_command(bundle: Path, key: Path | None) -> None:
 
 @click.command("trust")
 @click.argument(
-    "keys", nargs=-1, type=click.Path(path_type=Path), metavar="[KEY.pub]..."
+    "keys",
+    nargs=-1,
+    type=click.Path(readable=False, path_type=Path),
+    metavar="[KEY.pub]...",
 )
 @click.option("--revoke", multiple=True, metavar="ID", help="Refuse a key from now on.")
 @click.option("--list", "listed", is_flag=True, help="List the keys, as of the end.")

@@ -14,13 +14,17 @@ from flytune.tuner.trust_options import trust_options
 
 @click.command("merge")
 @click.argument(
-    "bundles", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="B..."
+    "bundles",
+    nargs=-1,
+    required=True,
+    type=click.Path(readable=False, path_type=Path),
+    metavar="B...",
 )
 @click.option(
     "-o",
     "--out",
     required=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     help="A directory, or a .tar.zst",
 )
 @trust_options

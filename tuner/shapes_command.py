@@ -35,7 +35,7 @@ model_option = click.option(
 shapes_option = click.option(
     "--shapes",
     "by_hand",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="FILE",
     help="The GEMMs themselves instead of a model, a CSV file or JSON lines with the "
     "names that `flytune shapes --json` prints; without m, one for each of --tokens.",

@@ -33,7 +33,7 @@ def _registry(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("push")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(readable=False, path_type=Path))
 @_REFERENCE
 @_registry
 def push_command(
@@ -57,7 +57,7 @@ def push_command(
 @_REFERENCE
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     help="A directory, or a .tar.zst [default: MODEL.TARGET.tar.zst here]",
 )
 @click.option("--for-host", is_flag=True, help="The bundle that is for this host.")
@@ -92,7 +92,9 @@ def pull_command(
 
 @click.command("mirror")
 @_REFERENCE
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument(
+    "folder", type=click.Path(readable=False, path_type=Path, file_okay=False)
+)
 @_registry
 def mirror_command(
     reference: str, folder: Path, insecure: bool, ca: Path | None, as_json: bool

@@ -13,7 +13,7 @@ trust_option = click.option(
     "--trust",
     "trusted",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="KEY.pub|DIR",
     help="Trust this public key, or those of a folder; may be given again.",
 )

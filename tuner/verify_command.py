@@ -10,7 +10,7 @@ from flytune.tuner.trust_options import trust_options
 
 
 @click.command("verify")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(readable=False, path_type=Path))
 @click.option(
     "--strict",
     is_flag=True,

@@ -8,11 +8,11 @@ from flytune.caches.wheel import make_wheel
 
 
 @click.command("wheel")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(readable=False, path_type=Path))
 @click.option(
     "--out",
     default=".",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(readable=False, path_type=Path, file_okay=False),
     help="Directory to write into [default: this one]",
 )
 @click.option("--name", help="Of the distribution [default: flytune-MODEL-TARGET]")

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,26 @@ def test_exec_for_another_target_runs_all_the_same(
     assert done.stdout == "1\n"
     assert done.stderr.startswith("flytune: bundle not used: hardware.isa")
     assert "FLYTUNE_INSTALLED" not in os.environ
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_bundle_that_may_not_be_read_is_a_failure_and_no_wrong_usage() -> None:
+    code = """
+import os, sys
+from flytune.tuner.cli import main
+for uid, bundle in ((0, sys.argv[1] + "-none"), (12345, sys.argv[1])):
+    os.setuid(uid)
+    try:
+        main(["inspect", bundle])
+    except SystemExit as end:
+        print(end.code, flush=True)
+"""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        bundle = make(Path(name))
+        bundle.chmod(0)
+        done = subprocess.run(
+            [sys.executable, "-c", code, bundle], capture_output=True, text=True
+        )
+    assert done.stdout == "1\n1\n", done.stderr
+    assert f"cannot read bundle: {bundle}: Permission denied (FT201)" in done.stderr
