@@ -163,7 +163,7 @@ EXPLAINED: Mapping[Code, Explained] = {
     ),
     Code.UNWRITABLE: Explained(
         "the place to install into, or an output's, cannot be written",
-        "choose a directory that can: FLYTUNE_HOME, --into or --out",
+        "choose another path, or set FLYTUNE_HOME to a directory that can",
     ),
     Code.OCCUPIED: Explained(
         "the directory holds something else", "remove it, or install into another"
