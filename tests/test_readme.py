@@ -88,3 +88,12 @@ def test_pod() -> None:
     written = containers[0]["command"]
     out = written[written.index("--out") + 1]
     assert out in containers[1]["command"]
+
+
+def test_the_contents_name_every_section() -> None:
+    sections = re.findall(r"^## (.*)$", README, re.MULTILINE)
+    linked = re.findall(r"\[([^]]*)\]\(#([^)]*)\)", README.partition("\n## ")[0])
+    assert sorted(name for name, _ in linked) == sorted(sections)
+    for name, anchor in linked:
+        # As GitHub makes it of a heading.
+        assert anchor == re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-")
