@@ -1,5 +1,6 @@
 """Who may be loaded: signed, pinned, or allowed in so many words."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,13 @@ def test_pinned(tmp_path: Path, name: str) -> None:
             Bundle.open(f"{path}@sha256:{pin}")
 
 
+@pytest.fixture
+def before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have imported Inductor, which comes too late."""
+    monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
+
+
+@pytest.mark.usefixtures("before_torch")
 def test_install_asks_before_anything_is_placed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +172,7 @@ def test_install_asks_before_anything_is_placed(
     assert not (tmp_path / "home" / "installed").exists()
 
 
+@pytest.mark.usefixtures("before_torch")
 def test_keys_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,7 +174,7 @@ def test_a_command_runs_without_it(compiled_build: Build, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "None\n")
     assert done.stderr.startswith("flytune: bundle not used: bundle: built for ")
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "home" / "installed").exists()
 
 
 def test_it_does_not_pass_for_verified(compiled_build: Build, tmp_path: Path) -> None:
