@@ -76,7 +76,7 @@ def test_a_deleted_file_is_refused(unfrozen_bundle: Path, tmp_path: Path) -> Non
     kernel.unlink()
     assert refused(folder) == (
         "error: bundle lacks a file of its manifest: "
-        f"'{kernel.relative_to(folder).as_posix()}'"
+        f"'{kernel.relative_to(folder).as_posix()}' (FT215)"
     )
 
 
@@ -117,4 +117,4 @@ def test_no_bundle_is_refused(tmp_path: Path) -> None:
 def test_a_malformed_policy_is_refused(frozen_bundle: Path, tmp_path: Path) -> None:
     folder = unpacked(frozen_bundle, tmp_path / "b")
     changed = repacked(folder, tmp_path / "changed", env={"OMP_NUM_THREADS": 1})
-    assert refused(changed) == "error: serving policy is malformed: `env`"
+    assert refused(changed) == "error: serving policy is malformed: `env` (FT221)"
