@@ -25,6 +25,8 @@ from flytune.tuner.progress import Progress
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLYTUNE_KEYS", str(tmp_path / "keys"))
     monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
+    # Inductor, where another test imported it, has set it for children.
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     return tmp_path / "keys"
 
 
