@@ -94,4 +94,4 @@ def test_a_host_without_it_serves_the_other(build: Build, tmp_path: Path) -> Non
     assert (backends, fx) == ("ATEN,CPP", {"fxgraph_cache_hit": 2})
     (line,) = said
     assert line.startswith("flytune: served without FlyDSL: built for `0.3.")
-    assert line.endswith(", here `absent`")
+    assert line.endswith(", here `absent` (FT108)")
