@@ -1,6 +1,5 @@
 """The bundles that are installed here: listed, found by digest, and cleared away."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from flytune.caches.codes import Code
 from flytune.caches.home import INSTALLED, flytune_home, status_directory
 from flytune.caches.hook.flytune_files import MARKER_NAME, read_marker
 from flytune.caches.hook.flytune_status import left_over
-from flytune.caches.locks import lock_of, locked
+from flytune.caches.locks import lock_folder, lock_of, locked
 from flytune.caches.scratch import TEMPORARY, make_beside
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
@@ -177,13 +176,7 @@ def _cleared(path: Path) -> bool:
 
 def _in_use(directory: Path) -> bool:
     try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        os.close(lock_folder(directory.resolve()))
     except OSError:
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
     return False

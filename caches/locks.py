@@ -34,6 +34,21 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
             os.close(descriptor)
 
 
+def lock_folder(folder: Path) -> int:
+    """Lock a folder against every other process; return the descriptor that holds it.
+
+    Raises:
+        OSError: it is no folder but a link, say, or another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _is_open(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))

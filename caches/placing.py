@@ -157,8 +157,7 @@ def _write(path: Path, content: bytes) -> bool:
 
 def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> Placed:
     own = _write_own(bundle, target)
-    known = marker.get("files", {})
-    rows = rows_of(bundle.manifest, target, known)
+    rows = rows_of(bundle.manifest, target, marker.get("files", {}))
     broken = damaged(str(target), rows)
     absent = [
         path for path in rows.keys() - set(broken) if not os.path.lexists(target / path)
@@ -170,11 +169,10 @@ def _mend(bundle: Bundle, target: Path, marker: Mapping[str, Any]) -> Placed:
             _write_anew(bundle, target, bad)
     except FlytuneError as error:
         moved, bad = _without(target, broken, error), []
-    kept = {path: row for path, row in known.items() if path not in bad}
-    if (
-        _write_marker(bundle, target, rows_of(bundle.manifest, target, kept))
-        and not bad
-    ):
+    for path in bad:
+        size, _, digest = rows[path]
+        rows[path] = (size, -1, digest)
+    if _write_marker(bundle, target, rows) and not bad:
         own = (*own, MARKER_NAME)
     mended = (*bad, *own)
     if mended:

@@ -1,12 +1,13 @@
 """A folder beside what is written, and what killed processes left there."""
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from flytune.caches.locks import lock_folder
 
 TEMPORARY = ".flytune-"
 """In the name of what is being written, between the final name and random letters."""
@@ -57,7 +58,7 @@ def _locked_folder(path: Path) -> tuple[Path, int]:
     while True:
         folder = make_beside(path)
         try:
-            held = _lock(folder)
+            held = lock_folder(folder)
         except (BlockingIOError, FileNotFoundError):
             # Another process took it for a leftover, before it was locked.
             continue
@@ -71,20 +72,10 @@ def _locked_folder(path: Path) -> tuple[Path, int]:
 
 def _remove(folder: Path) -> None:
     try:
-        held = _lock(folder)
+        held = lock_folder(folder)
     except OSError:
         return
     try:
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(held)
-
-
-def _lock(folder: Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
