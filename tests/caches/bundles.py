@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zstandard
 
 from flytune.caches.keyring import own_key
@@ -138,3 +140,14 @@ def python(code: str, *args: object, **env: str) -> subprocess.CompletedProcess[
         check=True,
         env={**os.environ, **env},
     )
+
+
+@contextmanager
+def mounted(disk: Path, options: str) -> Iterator[Path]:
+    """A file system in memory with these options, which only root may mount."""
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting is not permitted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)

@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from bundles import FILES, archive, listing, manifest, member, stage, tar, tree, unpack
+from bundles import (
+    FILES,
+    archive,
+    listing,
+    manifest,
+    member,
+    mounted,
+    stage,
+    tar,
+    tree,
+    unpack,
+)
 
 from flytune.caches.archive import BundleError, Fault
 from flytune.caches.bundle import Bundle
@@ -108,14 +119,8 @@ def test_pack_of_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB, which only root may mount."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting is not permitted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "size=1m") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import FILES, POLICY, elsewhere, installable, python
+from bundles import FILES, POLICY, elsewhere, installable, mounted, python
 from click.testing import CliRunner
 
 from flytune.caches.install import attempt
@@ -85,13 +85,8 @@ def test_a_directory_of_something_else(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting is not permitted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "size=64k,mode=700") as disk:
+        yield disk
 
 
 def test_a_disk_that_is_full(
