@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PUBLIC_SUFFIX = ".pub"
 _LIMIT_BYTES = 2**20
+_PUBLIC, _PRIVATE = b"-----BEGIN PUBLIC KEY-----", b"PRIVATE KEY-----"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,9 @@ def load_private(path: Path) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     text, status = read_file(path)
+    if _PUBLIC in text:
+        hint = f"name the private key, such as {path.with_suffix('.pem')}"
+        raise FlytuneError(f"a public key cannot sign: {path}", hint=hint)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
         raise FlytuneError(
             f"private key can be read by others: {path}",
@@ -124,6 +128,9 @@ def load_public(path: Path) -> PublicKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     text, _ = read_file(path)
+    if _PRIVATE in text:
+        hint = f"trust the public one, such as {path.with_suffix(PUBLIC_SUFFIX)}"
+        raise FlytuneError(f"a private key, and no public one: {path}", hint=hint)
     try:
         key = serialization.load_pem_public_key(text)
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -50,6 +50,8 @@ class LayoutStore:
         for one in held:
             if one.annotations.get(REF_NAME) == asked:
                 return self._stored(one.digest, one.media_type)
+        if not held and not (self._root / _INDEX).exists():
+            raise AbsentError(f"no image layout: {self._root}")
         raise AbsentError(f"not in the layout: {self._reference.repository}:{asked}")
 
     def has(self, blob: Descriptor) -> bool:

@@ -1,11 +1,14 @@
 """`flytune build`: the pipeline, top to bottom."""
 
+import contextlib
+import functools
 import pickle
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
 from flytune.caches.device_profile import DeviceProfile, live_profile
 from flytune.caches.hook.flytune_files import exposed
@@ -20,6 +23,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.shapes.model_config import ModelConfig
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
+from flytune.tuner.cluster import check_address
 from flytune.tuner.decision import timings
 from flytune.tuner.eager_flydsl import OPS, EagerBuild, build_all_eager
 from flytune.tuner.journal import Journal
@@ -30,7 +34,13 @@ from flytune.tuner.progress import Progress
 from flytune.tuner.publish import PACKING, Built, Made, publish
 from flytune.tuner.publish_compiled import Compiled, publish_compiled
 from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
-from flytune.tuner.search import compile_all, decide_recorded, search
+from flytune.tuner.search import (
+    StartFarm,
+    compile_all,
+    decide_recorded,
+    farm_for,
+    search,
+)
 from flytune.tuner.tasks import Coverage, join
 
 if TYPE_CHECKING:
@@ -47,33 +57,55 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         FlytuneError: the build cannot start or end well; what was finished is kept in
             `options.work` and the same command goes on from there.
     """
+    _check_named(options)
     plan = make_plan(options)
     progress.say(
         f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs, {plan.policy.name} "
         f"policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in {plan.work}"
     )
-    # Early: a key that cannot be read must not cost a build.
     keys = _keys(options, progress)
     older = None
     if options.from_bundle is not None:
         older = OlderBundle(options.from_bundle, plan.target, options.trust)
     with Journal(plan.work / "journal.jsonl") as journal:
         _clear(plan.work, options.fresh, journal)
-        found = _enumerate(plan, options, progress)
-        _check_keys(plan, found, options, older)
-        coverage = join(plan.shapes, found.lists, found.unlisted)
-        _report_coverage(coverage, progress)
-        _check_excluded(coverage, options.exclude)
-        made = Made(plan, options, found, coverage, keys)
-        if older is not None and (taken := older.take_kernels(plan.work / "built")):
-            progress.say(f"build: {taken} candidates compiled by an earlier build")
-        if options.runs_nothing:
-            return publish_compiled(made, _compile(made, progress))
-        records = () if older is None else older.records()
-        decisions = search(plan, coverage.tasks, options, journal, records, progress)
+        with contextlib.ExitStack() as ray:
+            start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
+            found = _enumerate(plan, options, start, progress)
+            _check_keys(plan, found, options, older)
+            coverage = join(plan.shapes, found.lists, found.unlisted)
+            _report_coverage(coverage, progress)
+            _check_excluded(coverage, options.exclude)
+            made = Made(plan, options, found, coverage, keys)
+            if older is not None and (taken := older.take_kernels(plan.work / "built")):
+                progress.say(f"build: {taken} candidates compiled by an earlier build")
+            if options.runs_nothing:
+                compiled = _compile(made, start, progress)
+                return publish_compiled(made, compiled)
+            records = () if older is None else older.records()
+            decisions = search(
+                plan, coverage.tasks, options, journal, records, start, progress
+            )
+        # Without Ray: a bake has the host to itself.
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _check_named(options: BuildOptions) -> None:
+    """Refuse at once what a build would find out after minutes.
+
+    Raises:
+        FlytuneError: a file that is named is not there, or nothing answers for Ray.
+    """
+    if options.sign and options.key is not None:
+        load_private(options.key)
+    if options.from_bundle is not None:
+        Bundle.open(options.from_bundle)
+    if options.recorded is not None:
+        read_recorded(options.recorded)
+    if options.ray is not None:
+        check_address(options.ray)
 
 
 def _keys(options: BuildOptions, progress: Progress) -> tuple["Ed25519PrivateKey", ...]:
@@ -88,7 +120,7 @@ def _keys(options: BuildOptions, progress: Progress) -> tuple["Ed25519PrivateKey
     return (own_key(),)
 
 
-def _compile(made: Made, progress: Progress) -> Compiled:
+def _compile(made: Made, start: StartFarm, progress: Progress) -> Compiled:
     """Compile what the device would choose from, and decide what others have timed."""
     plan, options, tasks = made.plan, made.options, made.coverage.tasks
     eager: tuple[EagerBuild, ...] = ()
@@ -104,10 +136,10 @@ def _compile(made: Made, progress: Progress) -> Compiled:
         eager = build_all_eager(ops, sizes, plan.policy, plan.profile, plan.work)
         progress.say(f"build: {len(eager)} kernels that torch runs by itself")
     if options.recorded is None:
-        builds = compile_all(plan, tasks, options, progress)
+        builds = compile_all(plan, tasks, options, start, progress)
         return Compiled(builds, _tools(plan), eager=eager)
     times = _recorded_times(options.recorded, progress)
-    decisions, builds = decide_recorded(plan, tasks, options, times, progress)
+    decisions, builds = decide_recorded(plan, tasks, options, times, start, progress)
     return Compiled(builds, _tools(plan), decisions, eager)
 
 
@@ -173,8 +205,13 @@ def _clear(work: Path, fresh: bool, journal: Journal) -> None:
         shutil.rmtree(work / "built", ignore_errors=True)
 
 
-def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumeration:
-    """Return the lists that the program offers; kept for a build that goes on."""
+def _enumerate(
+    plan: Plan, options: BuildOptions, start: StartFarm, progress: Progress
+) -> Enumeration:
+    """Return the lists that the program offers; kept for a build that goes on.
+
+    While they are made the workers start, which takes them as long.
+    """
     path = plan.work / _LISTS
     if not path.exists():
         what = "the program" if plan.program is not None else "each shape by itself"
@@ -194,6 +231,7 @@ def _enumerate(plan: Plan, options: BuildOptions, progress: Progress) -> Enumera
             if absent is not None:
                 more |= stand_in_environment(absent)
             env = clean_environment(plan.policy, Path(directory), **more)
+            start().warm()
             run_module(PROBE, request, path, env, what="enumeration")
     elif (open_to := exposed(str(plan.work))) is not None:
         # A pickle is code, and so are the kernels beside it.

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from flytune.caches.compat import private
 from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.directories import FLYDSL_DIR, TRITON_DIR
 from flytune.caches.inductor import CODECACHE
 from flytune.caches.records import Status
 from flytune.caches.stand_in import set_triton_target
@@ -139,10 +141,24 @@ def source_path(key: str) -> Path:
     return Path(private(CODECACHE, "get_path")[2](key, "py")[2])
 
 
+def forget_kernels() -> None:
+    """Remove what accelerator builds have left in this process's cache directory.
+
+    A process that lives on would look through more files with every build. FlyDSL's
+    entries stay: several candidates share one.
+    """
+    for path in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).iterdir():
+        if path.is_dir() and path.name != FLYDSL_DIR:
+            shutil.rmtree(path)
+
+
 def _files(root: Path) -> set[str]:
-    return {
-        str(path.relative_to(root))
-        for path in root.rglob("*")
-        if path.is_file() and path.suffix != ".lock"
-        if "triton" not in path.parts or path.suffix in _TRITON_SUFFIXES
-    }
+    found = set()
+    for folder, _, names in os.walk(root):
+        inside = Path(folder).relative_to(root)
+        stages = inside.parts[:1] == (TRITON_DIR,)
+        for name in names:
+            suffix = os.path.splitext(name)[1]
+            if suffix in _TRITON_SUFFIXES or not (stages or suffix == ".lock"):
+                found.add(str(inside / name))
+    return found

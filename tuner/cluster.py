@@ -59,8 +59,7 @@ def joined(
     # A thread that outlives the session must not start another Ray by asking it.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if address is not None:
-        _refuse_client(address)
-        _check_reachable(address)
+        check_address(address)
         with _session(address, env):
             check_nodes(accelerator=accelerator, flydsl=flydsl)
             try:
@@ -71,9 +70,24 @@ def joined(
     # "local": a RAY_ADDRESS in the environment is not what was asked for.
     with (
         _local_directory() as directory,
-        _session("local", env, include_dashboard=False, _temp_dir=str(directory)),
+        _session(
+            "local",
+            env,
+            include_dashboard=False,
+            num_cpus=_own_cores(),
+            _temp_dir=str(directory),
+        ),
     ):
         yield
+
+
+def _own_cores() -> int | None:
+    """Return how many cores this process is held to; None: what Ray finds.
+
+    Ray heeds a container's quota, and not the cores that a process may run on.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    return allowed if allowed < (os.cpu_count() or allowed) else None
 
 
 @contextlib.contextmanager
@@ -128,6 +142,16 @@ def _unreachable(address: str, reason: str) -> FlytuneError:
         f"cannot reach Ray: {address}: {reason}",
         hint="start it with `ray start --head`, or leave --ray out",
     )
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address of a running cluster that this host may join.
+
+    Raises:
+        FlytuneError: it is none.
+    """
+    _refuse_client(address)
+    _check_reachable(address)
 
 
 def _refuse_client(address: str) -> None:

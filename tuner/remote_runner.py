@@ -96,6 +96,11 @@ class RemoteRunner:
         """
         self._or_give_up("the device's process cannot start", "ready")
 
+    def start_soon(self) -> None:
+        """Let the actor start while the caller does other things."""
+        if self._actor is None:
+            self._actor = self._start()
+
     def stop(self) -> None:
         """End the actor, if there is one, and give back what it holds."""
         self._kill()
@@ -196,8 +201,7 @@ class RemoteRunner:
     def _call(self, method: str, deadline_s: float, *args: Any) -> Any:
         import ray
 
-        if self._actor is None:
-            self._actor = self._start()
+        self.start_soon()
         try:
             result = ray.get(
                 getattr(self._actor, method).remote(*args), timeout=deadline_s

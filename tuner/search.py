@@ -6,7 +6,7 @@ What is finished is on disk before the next begins; what is there is not done ag
 import functools
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from flytune.caches.columns import Status
@@ -33,6 +33,9 @@ _SPARE_CORES = 0.5
 _WATCH_S = 0.5
 _PATIENCE_S = 15.0
 
+StartFarm = Callable[[], Farm]
+"""Returns the workers, the same at each call; the first may start them."""
+
 
 def search(
     plan: Plan,
@@ -40,11 +43,13 @@ def search(
     options: BuildOptions,
     journal: Journal,
     older: Iterable[TuningRecord],
+    start: StartFarm,
     progress: Progress,
 ) -> tuple[Decision, ...]:
     """Return a decision for every task, in their order.
 
     Args:
+        start: Called where something is to be built or timed.
         older: Records of an earlier bundle for the same target, taken where they are
             of the very same list.
 
@@ -70,21 +75,21 @@ def search(
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
     if waiting:
         profile = plan.profile
-        with _farm(plan, options) as farm:
-            work = _Work(farm, plan, options, progress, quarantine)
-            time_all = work.one_after_other if profile is None else work.overlapped
-            for task, builds, results in time_all(waiting, device):
-                # On a CPU a process is all that a candidate can cost.
-                new = () if profile is None else quarantine.add(task, results)
-                for name in new:
-                    progress.say(f"time: quarantined for later runs too: {name}")
-                decision = decide(task, builds, results)
-                recall.keep(decision)
-                decided[task.offered.key] = decision
+        work = _Work(start(), plan, options, progress, quarantine)
+        time_all = work.one_after_other if profile is None else work.overlapped
+        for task, builds, results in time_all(waiting, device):
+            # On a CPU a process is all that a candidate can cost.
+            new = () if profile is None else quarantine.add(task, results)
+            for name in new:
+                progress.say(f"time: quarantined for later runs too: {name}")
+            decision = decide(task, builds, results)
+            recall.keep(decision)
+            decided[task.offered.key] = decision
     return tuple(decided[task.offered.key] for task in tasks)
 
 
-def _farm(plan: Plan, options: BuildOptions) -> Farm:
+def farm_for(plan: Plan, options: BuildOptions) -> Farm:
+    """Return the workers of a build, which start with their context."""
     return Farm(
         options.ray,
         plan.policy.env,
@@ -106,17 +111,20 @@ def _stands(decision: Decision, refused: Collection[str]) -> bool:
 
 
 def compile_all(
-    plan: Plan, tasks: Sequence[TuneTask], options: BuildOptions, progress: Progress
+    plan: Plan,
+    tasks: Sequence[TuneTask],
+    options: BuildOptions,
+    start: StartFarm,
+    progress: Progress,
 ) -> Mapping[str, BuildResult]:
     """Build every candidate of every list, by choice hash, and time none.
 
     Raises:
         FlytuneError: Ray cannot be had.
     """
-    with _farm(plan, options) as farm:
-        device = device_of(plan).name
-        quarantine = Quarantine(options.work / NAME, device, options.exclude)
-        return _Work(farm, plan, options, progress, quarantine).built(tasks)
+    device = device_of(plan).name
+    quarantine = Quarantine(options.work / NAME, device, options.exclude)
+    return _Work(start(), plan, options, progress, quarantine).built(tasks)
 
 
 def decide_recorded(
@@ -124,6 +132,7 @@ def decide_recorded(
     tasks: Sequence[TuneTask],
     options: BuildOptions,
     times: Iterable[RecordedTime],
+    start: StartFarm,
     progress: Progress,
 ) -> tuple[tuple[Decision, ...], Mapping[str, BuildResult]]:
     """Decide by recorded times; build what has one, and nothing else.
@@ -146,7 +155,7 @@ def decide_recorded(
     progress.say(
         f"tune: {sum(map(bool, timed))} of {len(tasks)} lists have recorded times"
     )
-    built = compile_all(plan, wanted, options, progress)
+    built = compile_all(plan, wanted, options, start, progress)
     decisions = []
     for task in tasks:
         builds = [
@@ -200,10 +209,11 @@ class _Work:
     def overlapped(self, tasks: Sequence[TuneTask], device: Device) -> Iterator[Timed]:
         """Time on every accelerator of the cluster what is built by then."""
         built, groups = self._stored(tasks)
-        runs = [
-            functools.partial(runner.run, plan=self._options.timing)
-            for runner in self._farm.runners(device, threads=1)
-        ]
+        runners = self._farm.runners(device, threads=1)
+        for runner in runners:
+            # Its first list will find it there.
+            runner.start_soon()
+        runs = [functools.partial(r.run, plan=self._options.timing) for r in runners]
         with self._progress.stage("tune", len(groups) + len(tasks)) as stage:
             building = self._building(groups, stage)
             for timed in timed_while_building(tasks, built, building, runs):

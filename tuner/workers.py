@@ -4,20 +4,23 @@ Worker processes live on between tasks, because importing torch costs seconds; o
 dies or hangs costs the candidate that it held, and that becomes a result.
 """
 
+import importlib
 import math
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.flydsl_kernel import BLIND
+from flytune.caches.inductor import CODECACHE
 from flytune.caches.records import Status
+from flytune.caches.stand_in import set_triton_target
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.builder import build
+from flytune.tuner.builder import build, forget_kernels
 from flytune.tuner.candidate import FLYDSL, BuildResult, Candidate, failure
 from flytune.tuner.cluster import (
     WORKER_ENV,
@@ -71,6 +74,24 @@ class Farm:
     def __exit__(self, *exception: Any) -> None:
         self._session.__exit__(*exception)
 
+    def warm(self) -> None:
+        """Let the workers import what compiling takes; return before they have."""
+        import ray
+
+        remote = self._remote(_import_in_worker)
+        for _ in range(_slots(ray.nodes())):
+            remote.remote(self._profile)
+
+    def _remote(self, function: Callable[..., Any], **options: Any) -> Any:
+        """Return a function that a worker of a build runs."""
+        import ray
+
+        needs = _needs(ray.nodes())
+        remote = ray.remote(**needs, max_retries=0, **options)(function)
+        if self._profile is None:
+            return remote
+        return remote.options(runtime_env={"env_vars": BLIND})
+
     def build_all(
         self, candidates: Sequence[Candidate]
     ) -> Iterator[BuildResult | None]:
@@ -86,18 +107,15 @@ class Farm:
         import ray
 
         nodes = ray.nodes()
-        remote = ray.remote(**_needs(nodes), max_retries=0, num_returns="streaming")(
-            _build_in_worker
-        )
-        if self._profile is not None:
-            remote = remote.options(runtime_env={"env_vars": BLIND})
+        remote = self._remote(_build_in_worker, num_returns="streaming")
         waiting = list(reversed(candidates))
         running: dict[Any, tuple[str, float]] = {}
         slots = _slots(nodes)
         if waiting and slots < 1:
             raise FlytuneError("no node of the Ray cluster has a core to build on")
         while waiting or running:
-            while waiting and len(running) < min(slots, self._most):
+            # As many again wait for a worker, which then need not wait for the driver.
+            while waiting and len(running) < min(2 * slots, self._most):
                 candidate = waiting.pop()
                 stream = remote.remote(candidate, self._profile)
                 # Others may use the cluster: the clock starts when the task does.
@@ -191,6 +209,15 @@ def _memory_cap() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
+def _import_in_worker(profile: DeviceProfile | None) -> None:
+    """Do once what would delay the first compilation."""
+    own_cache_directory()
+    importlib.import_module(CODECACHE)
+    if profile is not None:
+        importlib.import_module("torch._inductor.runtime.triton_heuristics")
+        set_triton_target(profile)
+
+
 def _build_in_worker(
     candidate: Candidate, profile: DeviceProfile | None
 ) -> Iterator[BuildResult | None]:
@@ -202,6 +229,8 @@ def _build_in_worker(
         prepare(profile.arch, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent)
     with _memory_cap():
         result = build(candidate, profile)
+    if profile is not None:
+        forget_kernels()
     # Compilers say in words of their own, and far down, that the disk is full.
     if result.status is not Status.OK and (reason := full_disk()):
         result = BuildResult(candidate.choice_hash, Status.FAULT, reason)

@@ -6,7 +6,8 @@ FILE is the `lists.pickle` of a build, or a pickled sequence of candidate lists;
 it those of Llama-3.3-70B at 64 tokens are listed, in bf16 and in mxfp4. Per
 backend the same candidates are compiled into new directories, in turn by a loop in one
 process and by a build's workers, which compile a kernel once that several candidates
-share. Both clocks include the start of the compiling processes.
+share. Ray is held to the workers' cores. Both clocks include the start of the compiling
+processes.
 """
 
 import os
@@ -14,8 +15,10 @@ import pickle
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
@@ -62,9 +65,10 @@ def main(
     }
     for name in (FLYDSL, TRITON):
         if name in figures:
-            row = figures[name]
-            ratio = row["per_core_min"] / row["loop_per_core_min"]
-            print(f"{name}: {ratio:.2f} x a plain loop, a core; {row}")
+            seconds = figures[name]["seconds"]
+            for count in cores:
+                ratio = seconds["loop"] / seconds[str(count)]
+                print(f"{name}: {ratio:.2f} x a plain loop, on {count} cores")
     slug = Target.here(threads=threads()).slug
     print(f"wrote {write_result('compile', slug, figures, rows)}")
 
@@ -127,12 +131,17 @@ def measured(
     profile: DeviceProfile,
     cores: Iterable[int],
 ) -> list[dict[str, Any]]:
-    """Compile the candidates in each way; return a row each."""
+    """Compile the candidates in each way; return a row each.
+
+    The loop runs before and after the workers: a host may be slower for a while.
+    """
     common = {"backend": backend, "candidates": len(candidates)}
-    rows = [{**common, "way": "loop", "cores": 1, **looped(candidates, profile)}]
+    loop = {**common, "way": "loop", "cores": 1}
+    rows = [{**loop, **looped(candidates, profile)}]
     for count in cores:
         found = farmed(candidates, profile, count)
         rows.append({**common, "way": "workers", "cores": count, **found})
+    rows.append({**loop, **looped(candidates, profile)})
     for row in rows:
         minutes = row["seconds"] * row["cores"] / 60
         row["per_core_min"] = round(row["candidates"] / minutes, 1)
@@ -167,10 +176,7 @@ def farmed(
     firsts = [group[0] for group in by_key.values()]
     env = {"OMP_NUM_THREADS": "1"}
     failures: Counter[str] = Counter()
-    with Farm(None, env, Deadlines(), profile) as farm:
-        most = len(os.sched_getaffinity(0))
-        while most > cores:
-            most = farm.throttle()
+    with held_to(cores), Farm(None, env, Deadlines(), profile) as farm:
         start = time.perf_counter()
         for result in farm.build_all(firsts):
             if result is not None and result.status is not Status.OK:
@@ -186,6 +192,17 @@ def farmed(
     }
 
 
+@contextmanager
+def held_to(cores: int) -> Iterator[None]:
+    """Hold this process and what it starts to so many of its cores."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:cores])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def totals(rows: Iterable[Mapping[str, Any]], backend: str = "") -> dict[str, Any]:
     """Return the figures of a backend, or of all: the workers' on the most cores."""
     of_it = [row for row in rows if backend in ("", row["backend"])]
@@ -197,7 +214,15 @@ def totals(rows: Iterable[Mapping[str, Any]], backend: str = "") -> dict[str, An
         minutes = sum(row["seconds"] * row["cores"] for row in some) / 60
         return round(sum(row["candidates"] for row in some) / minutes, 1)
 
+    spent: dict[tuple[str, str], list[float]] = {}
+    for row in of_it:
+        name = "loop" if row["way"] == "loop" else str(row["cores"])
+        spent.setdefault((name, row["backend"]), []).append(row["seconds"])
+    seconds: Counter[str] = Counter()
+    for (name, _), some in spent.items():
+        seconds[name] += fmean(some)
     return {
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "candidates": sum(row["candidates"] for row in workers),
         "compilations": sum(row["compilations"] for row in workers),
         "failures": sum(row["failures"] for row in workers),

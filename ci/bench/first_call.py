@@ -5,7 +5,8 @@
 With `--layers` the program is a whole model of so many layers, else a decoder layer and
 the head, compiled apart. All are the same program under the same policy in fresh
 processes of one run, in turn; so is, unless graphs are frozen, a bundle with
-precompiled entries. Beside them one that knows nothing of flytune: `torch.compile`
+precompiled entries, and the program run eagerly, whose first call starts the libraries
+that any would wait for. Beside them one that knows nothing of flytune: `torch.compile`
 with the mode that tunes. A first call is what a process waits for: loading the cache
 or installing the bundle, and the first call of each piece at each size. A bundle's
 first process on a host, which puts the files in place, is counted apart. On a CPU both
@@ -36,12 +37,12 @@ from flytune.caches.policy import CUDA_POLICY, ServingPolicy
 from flytune.caches.verify import SESSION
 
 PLAIN, COLD, MEGACACHE, BUNDLE = "plain", "cold", "megacache", "bundle"
-PRECOMPILED = "precompiled"
-VEHICLES = (PLAIN, COLD, MEGACACHE, BUNDLE, PRECOMPILED)
+PRECOMPILED, EAGER = "precompiled", "eager"
+VEHICLES = (PLAIN, COLD, MEGACACHE, BUNDLE, PRECOMPILED, EAGER)
 COMPILED = (Kind.CPP_COMPILED, Kind.ISA_PROBED, Kind.TRITON_COMPILED)
 WORK = ("tuned", "compiled", "lowered")
 _KERNELS = (".so", ".cubin", ".hsaco")
-_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+_THREADS, _DISABLE = "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_COMPILE_DISABLE"
 Row = dict[str, Any]
 
 
@@ -86,7 +87,7 @@ def main(
             _print(name, figures[name])
     if not on_cpu:
         # One policy: its figures are the benchmark's.
-        figures = {**figures, "policy": CUDA_POLICY, **figures.pop(CUDA_POLICY)}
+        figures |= {"policy": CUDA_POLICY, **figures.pop(CUDA_POLICY)}
     print(f"wrote {write_result('first_call', bench.slug, figures, rows)}")
 
 
@@ -119,7 +120,7 @@ class _How:
         rows = [self._unit(plain, PLAIN, 0), self._unit(plain, COLD, 0)]
         rows += [self._unit(one, vehicle, 0) for vehicle, one in bundles.items()]
         for round_ in range(1, rounds + 1):
-            for vehicle in (MEGACACHE, *bundles):
+            for vehicle in (MEGACACHE, *bundles, EAGER):
                 bundle = bundles.get(vehicle, plain)
                 rows.append(self._unit(bundle, vehicle, round_))
         return rows
@@ -194,6 +195,8 @@ class _How:
         if vehicle in (PLAIN, COLD) and self._bench.device != "cpu":
             # All that torch would use: many candidates in one process take minutes.
             del env[_THREADS]
+        if vehicle == EAGER:
+            env[_DISABLE] = "1"
         return request, env
 
 

@@ -206,7 +206,7 @@ def _keep(result: dict[str, Any]) -> None:
 
 
 def _clock_start(result: dict[str, Any]) -> None:
-    """Clock how long Ray takes to start, which is part of the search."""
+    """Clock how long Ray takes to start, which is part of the listing."""
     result["ray_s"] = 0.0
 
     def clocked(inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -96,6 +96,7 @@ _VEHICLES = {
     "megacache": "torch's mega-cache",
     "bundle": "the bundle",
     "precompiled": "with precompiled entries",
+    "eager": "run eagerly",
 }
 
 

@@ -11,22 +11,29 @@ _DEVICELESS = "compiled on a host without such a GPU"
 def compile_text(result: Result) -> str:
     """Return the table of `compile.py`: the workers beside a loop."""
     figures = result["figures"]
+    cores = [name for name in figures["seconds"] if name != "loop"]
+    heads = [f"a build's workers on {n} core{'s' * (n != '1')}" for n in cores]
     lines = [
-        f"Candidates for an {figures['target']} {_DEVICELESS}, a minute and core, on "
-        f"{figures['cores']} cores:",
+        f"Candidates for an {figures['target']} {_DEVICELESS}:",
         "",
-        "| backend | candidates | kernels | failed | a build's workers | a loop in one "
-        "process | the workers are |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| backend | candidates | kernels | failed | a loop in one process | "
+        f"{' | '.join(heads)} |",
+        f"| --- | --- | --- | --- | --- |{' --- |' * len(heads)}",
     ]
     for backend, name in _BACKENDS.items():
         if (row := figures.get(backend)) is None:
             continue
-        ratio = row["per_core_min"] / row["loop_per_core_min"]
+        loop = row["seconds"]["loop"]
+        cells = [
+            f"{loop:.0f} s",
+            *(
+                f"{spent:.0f} s ({loop / spent:.2f}x as fast)"
+                for spent in (row["seconds"][name] for name in cores)
+            ),
+        ]
         lines.append(
             f"| {name} | {row['candidates']} | {row['compilations']} | "
-            f"{row['failures']} | {row['per_core_min']:.0f} | "
-            f"{row['loop_per_core_min']:.0f} | {ratio:.2f}x as fast |"
+            f"{row['failures']} | {' | '.join(cells)} |"
         )
     return "\n".join(lines)
 

@@ -3,9 +3,9 @@
 `python ci/bench/throughput.py --minutes 8 [--model M] [--tokens 2,4,8,16,32,64,...]`
 
 The same work on both sides: candidates of one list a shape, compiled and timed.
-flytune's time is that of its search, with Ray's start; Inductor's is what it spends on
-compiling and timing candidates by its own account, without the start of its process.
-What flytune does besides, listing and baking, is measured apart.
+flytune's time is that of its search, Inductor's what it spends on compiling and timing
+candidates by its own account, without the start of its process. What flytune does
+besides, listing, during which its workers start, and baking, is measured apart.
 """
 
 import functools
@@ -230,9 +230,9 @@ def _print(figures: Mapping[str, Any]) -> None:
             f"{figures[f'same_lists_{search}']} lists hold all of Inductor's candidates"
         )
     print(f"{figures['candidates_per_min']} candidates a minute, built and timed")
-    print(f"of flytune's time Ray took {figures['ray_s']} s to start")
     print(
-        f"apart: listing {figures['listing_s']} s; at {figures['bake_tokens']} tokens "
+        f"apart: listing {figures['listing_s']} s, of it Ray took {figures['ray_s']} "
+        f"s to start; at {figures['bake_tokens']} tokens "
         f"baking {figures['bake_s']} s, packing and verifying "
         f"{figures['pack_and_verify_s']} s"
     )

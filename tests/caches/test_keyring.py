@@ -87,7 +87,10 @@ def private_pem(key: Ed25519PrivateKey, password: bytes) -> bytes:
         (lambda: b"", "no private key"),
         (lambda: b"x" * 2**21, "no file of keys"),
         (lambda: private_pem(Ed25519PrivateKey.generate(), b"x"), "a passphrase"),
-        (lambda: public_pem(Ed25519PrivateKey.generate().public_key()), "no private"),
+        (
+            lambda: public_pem(Ed25519PrivateKey.generate().public_key()),
+            "a public key cannot sign",
+        ),
         (
             lambda: generate_private_key(SECP256R1()).private_bytes(
                 *PKCS8, serialization.NoEncryption()
@@ -108,10 +111,13 @@ def test_file_that_is_no_private_key(
 
 def test_file_that_is_no_public_key(tmp_path: Path) -> None:
     generate(tmp_path / "k.pem")
-    for content in (b"", b"\xff", (tmp_path / "k.pem").read_bytes()):
+    for content in (b"", b"\xff"):
         (tmp_path / "other.pub").write_bytes(content)
         with pytest.raises(FlytuneError, match="no public key"):
             load_public(tmp_path / "other.pub")
+    with pytest.raises(FlytuneError, match="a private key, and no public") as caught:
+        load_public(tmp_path / "k.pem")
+    assert caught.value.hint == f"trust the public one, such as {tmp_path / 'k.pub'}"
     with pytest.raises(FlytuneError, match=r"cannot read keys: .*: No such file"):
         load_public(tmp_path / "none.pub")
     os.mkfifo(tmp_path / "pipe.pub")

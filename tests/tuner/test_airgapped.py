@@ -81,4 +81,4 @@ def test_bundle_from_a_stick_is_verified(tmp_path: Path, unfrozen_bundle: Path) 
 def test_stick_that_is_not_there(tmp_path: Path, asked: str) -> None:
     done = flytune(tmp_path, "pull", asked)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: not in the layout: oci:nowhere:")
+    assert done.stderr.startswith("error: no image layout: nowhere")

@@ -7,7 +7,7 @@ from flydsl_candidates import PROFILE
 
 from flytune.caches.columns import Status
 from flytune.tuner import builder
-from flytune.tuner.builder import build
+from flytune.tuner.builder import build, forget_kernels
 from flytune.tuner.candidate import ATEN, TRITON, BuildResult, TuneTask, failure
 
 
@@ -88,6 +88,16 @@ def test_what_a_device_says_of_too_large_a_kernel_is_no_fault() -> None:
     status, reason = failure(RuntimeError(words), Status.FAULT)
     assert status is Status.OVER_RESOURCES
     assert "Required: 262144" in reason
+
+
+def test_a_process_that_lives_on_keeps_flydsls_entries_alone(directory: Path) -> None:
+    kept = "flydsl_compile_cache/kernel/entry.pkl"
+    for name in ("triton/0/KEY/a.cubin", "ab/module.py", kept):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(b"a file")
+    forget_kernels()
+    left = [path for path in directory.rglob("*") if path.is_file()]
+    assert left == [directory / kept]
 
 
 @pytest.mark.parametrize("taken", [163840, 163841])

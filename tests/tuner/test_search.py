@@ -1,9 +1,11 @@
+import functools
 import json
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,9 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import EXCLUDED, NAME, Quarantine
-from flytune.tuner.search import crowded, search
+from flytune.tuner.search import crowded, farm_for, search
 from flytune.tuner.timing import TimingPlan
+from flytune.tuner.workers import Farm
 
 QUICK = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
 
@@ -39,7 +42,7 @@ from pathlib import Path
 from flytune.tuner import recall
 from flytune.tuner.journal import Journal
 from flytune.tuner.progress import Progress
-from flytune.tuner.search import search
+from flytune.tuner.search import farm_for, search
 
 plan, tasks, options = pickle.loads(Path(sys.argv[1]).read_bytes())
 if sys.argv[2] == "die":
@@ -49,7 +52,10 @@ if sys.argv[2] == "die":
         os.kill(os.getpid(), 9)
     recall.Recall.keep = keep_and_die
 with Journal(plan.work / "journal.jsonl") as journal:
-    decisions = search(plan, tasks, options, journal, (), Progress())
+    with farm_for(plan, options) as farm:
+        decisions = search(
+            plan, tasks, options, journal, (), lambda: farm, Progress()
+        )
 """
 
 
@@ -90,15 +96,21 @@ def options_in(folder: Path, **changes: Any) -> BuildOptions:
     return replace(options, **changes)
 
 
+def no_workers() -> Farm:
+    """Nothing can be timed anew."""
+    raise ZeroDivisionError
+
+
 def searched(
     folder: Path,
     target: Target,
     tasks: Sequence[TuneTask],
     older: Sequence[TuningRecord] = (),
 ) -> tuple[Decision, ...]:
-    with Journal(folder / "journal.jsonl") as journal:
-        plan, options = plan_in(folder, target), options_in(folder)
-        return search(plan, tasks, options, journal, older, Progress())
+    plan, options = plan_in(folder, target), options_in(folder)
+    with Journal(folder / "journal.jsonl") as journal, ExitStack() as ray:
+        start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
+        return search(plan, tasks, options, journal, older, start, Progress())
 
 
 def decided(made: TuneTask) -> Decision:
@@ -222,7 +234,7 @@ def test_records_of_an_older_bundle_need_no_ray(
 
 @pytest.mark.parametrize("by", ["exclude", "quarantine"])
 def test_what_may_not_be_tried_has_no_time_in_a_decision(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, by: str
+    tmp_path: Path, target: Target, by: str
 ) -> None:
     made = task([library(), candidate("x")])
     decision, plan = decided(made), plan_in(tmp_path, target)
@@ -235,18 +247,17 @@ def test_what_may_not_be_tried_has_no_time_in_a_decision(
             Quarantine(tmp_path / NAME, device).add(made, [result])
         options = options_in(tmp_path, exclude=exclude)
         with Journal(tmp_path / "journal.jsonl") as journal:
-            return search(plan, [made], options, journal, decision.records, Progress())
+            older = decision.records
+            return search(plan, [made], options, journal, older, no_workers, Progress())
 
-    # Without workers nothing can be timed anew.
-    monkeypatch.setattr(stage, "Farm", None)
     assert run("another") == (decision,)
-    with pytest.raises(TypeError):
+    with pytest.raises(ZeroDivisionError):
         run("x")
 
 
 @pytest.mark.parametrize("reason", [EXCLUDED, "quarantined in /x: it died"])
 def test_what_might_not_be_tried_once_is_tried_when_it_may(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, reason: str
+    tmp_path: Path, target: Target, reason: str
 ) -> None:
     made = task([library(), candidate("x")])
     first, second = decided(made).records
@@ -254,14 +265,15 @@ def test_what_might_not_be_tried_once_is_tried_when_it_may(
         replace(first, winner=True),
         replace(second, winner=False, status=Status.FAULT, reason=reason),
     )
-    monkeypatch.setattr(stage, "Farm", None)
     with Journal(tmp_path / "journal.jsonl") as journal:
         plan = plan_in(tmp_path, target)
         options = options_in(tmp_path, exclude=frozenset(["x"]))
-        (decision,) = search(plan, [made], options, journal, old, Progress())
+        given = ([made], options, journal, old, no_workers, Progress())
+        (decision,) = search(plan, *given)
         assert decision.records == old
-        with pytest.raises(TypeError):
-            search(plan, [made], options_in(tmp_path), journal, old, Progress())
+        given = ([made], options_in(tmp_path), journal, old, no_workers, Progress())
+        with pytest.raises(ZeroDivisionError):
+            search(plan, *given)
 
 
 @pytest.mark.parametrize(

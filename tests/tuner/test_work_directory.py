@@ -31,7 +31,7 @@ def test_lists_that_others_could_have_written(tmp_path: Path, mode: int) -> None
     work.chmod(mode)
     plan = cast(Any, SimpleNamespace(work=work))
     with pytest.raises(FlytuneError, match=f"written by other users: {work}"):
-        _enumerate(plan, cast(Any, None), Progress())
+        _enumerate(plan, cast(Any, None), cast(Any, None), Progress())
     assert not trace.exists()
 
 
