@@ -123,7 +123,11 @@ def _row(looks: str, key: Any = "") -> list[Any]:
 def _looks(what: str, files: Iterator[Any]) -> str:
     rows = []
     for entry in files:
-        status = entry.stat()
+        try:
+            status = entry.stat()
+        except OSError:
+            # A link to nowhere, whose own looks are all that there is.
+            status = entry.stat(follow_symlinks=False)
         rows.append(f"{entry.path} {status.st_size} {status.st_mtime_ns}")
     text = "\n".join([what, *sorted(rows)])
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

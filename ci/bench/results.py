@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 # Options that change no figure: where a run keeps things, and how long it may be.
 _ASIDE = ("--state", "--work", "--minutes", "--results")
@@ -35,7 +36,7 @@ def write_result(
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device,
         "versions": _versions(),
-        "command": shlex.join(["python", *_measuring(sys.argv)]),
+        "command": shlex.join(["python", *_measuring([_program(), *sys.argv[1:]])]),
         "figures": figures,
         "rows": list(rows),
     }
@@ -43,6 +44,12 @@ def write_result(
     path = directory / f"{benchmark}.{device}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def _program() -> str:
+    """Return the benchmark's file, as one names it in the repository's folder."""
+    path = Path(sys.argv[0]).absolute()
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name)
 
 
 def _measuring(words: Sequence[str]) -> Iterator[str]:

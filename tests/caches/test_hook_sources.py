@@ -80,6 +80,13 @@ def changes(root: Path) -> Iterator[None]:
     yield
 
 
+def test_a_link_to_nowhere_is_as_good_a_file_as_any(root: Path, tmp_path: Path) -> None:
+    (root / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    asked = Asked(root)
+    assert key(tmp_path, asked) == key(tmp_path, asked)
+    assert asked.times == 1
+
+
 def test_any_change_is_seen(root: Path, tmp_path: Path) -> None:
     asked = Asked(root)
     key(tmp_path, asked)

@@ -13,6 +13,8 @@ from flytune.shapes.errors import FlytuneError
 
 IDENTITY = {"benchmark": "b", "tokens": (1, 64)}
 
+BENCH = Path(__file__).parents[2] / "ci" / "bench"
+
 
 class Clock:
     """Seconds that pass only when a unit says so."""
@@ -184,11 +186,16 @@ def test_a_fresh_process_answers(
         fresh("adder", {}, what="adding")
 
 
-def test_a_command_is_quoted_without_where_it_kept_things(
-    bench: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("folder", ["ci/bench", str(BENCH)])
+def test_a_command_is_quoted_without_where_it_and_its_things_were(
+    bench: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
 ) -> None:
-    words = "b.py --minutes 8 --tokens 1,64 --state=/a/b --work /c --device cpu"
-    monkeypatch.setattr("sys.argv", words.split())
+    words = ["--minutes", "8", "--tokens", "1,64", "--state=/a/b", "--work", "/c", "--device", "cpu"]
+    monkeypatch.chdir(BENCH.parents[1])
+    monkeypatch.setattr("sys.argv", [f"{folder}/b.py", *words])
     path = bench("results").write_result("b", "d", {}, [], tmp_path)
     command = json.loads(path.read_text())["command"]
-    assert command == "python b.py --tokens 1,64 --device cpu"
+    assert command == "python ci/bench/b.py --tokens 1,64 --device cpu"
