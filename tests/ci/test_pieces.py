@@ -193,7 +193,8 @@ def test_a_command_is_quoted_without_where_it_and_its_things_were(
     monkeypatch: pytest.MonkeyPatch,
     folder: str,
 ) -> None:
-    words = ["--minutes", "8", "--tokens", "1,64", "--state=/a/b", "--work", "/c", "--device", "cpu"]
+    aside = ("--minutes", "8", "--state=/a/b", "--work", "/c")
+    words = ["--tokens", "1,64", *aside, "--device", "cpu"]
     monkeypatch.chdir(BENCH.parents[1])
     monkeypatch.setattr("sys.argv", [f"{folder}/b.py", *words])
     path = bench("results").write_result("b", "d", {}, [], tmp_path)
