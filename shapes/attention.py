@@ -47,7 +47,7 @@ def plain(
     qkv_bias: bool = False,
     o_bias: bool = False,
     gated: bool = False,
-    count: int | None = None,
+    kv_heads| None = None,
     kv_heads: int | None = None,
 ) -> tuple[Linear, ...]:
     """Return q, k, v and the output projection.
@@ -55,11 +55,10 @@ def plain(
     Args:
         layers: Path of a layer, such as "model.layers.*".
         gated: True where q also yields a gate of its own size.
-        count: Of the layers that have it; all by default.
         kv_heads: Where they are not the config's.
     """
     path = f"{layers}.{names.block}"
-    calls = config.num_hidden_layers if count is None else count
+    calls = config.num_hidden_layers
     size, heads_field = config.head_dim, "num_attention_heads"
     kv, kv_field = kv_heads or config.num_key_value_heads, "num_key_value_heads"
     q_size, count_q = 2 * size if gated else size, config.num_attention_heads
@@ -70,6 +69,7 @@ def plain(
     )
     wide, made = hidden(config), Units(count_q, heads_field, "heads", size)
     up, down = names.styles
+    merged = () if names.in_checkpoint or engine != "vllm" else names.apart
     if engine == "vllm":
         up, down = "QKVParallelLinear", "RowParallelLinear"
         sides: dict[str, tuple[Units, ...]] = {names.fused: apart}
@@ -80,7 +80,7 @@ def plain(
         sides = {units.label: (_unlabelled(units),) for units in apart}
     return (
         *(
-            Linear(f"{path}.{name}", side, wide, up, calls, qkv_bias)
+            Linear(f"{path}.{name}", side, wide, up, calls, qkv_bias, parts=merged)
             for name, side in sides.items()
         ),
         Linear(f"{path}.{names.out}", (wide,), made, down, calls, o_bias),
@@ -134,7 +134,14 @@ def mla(
         return (*((q_one,) if rank else ()), q_b, kv_one, kv_b, out)
     if rank:
         style = "DeepSeekV2FusedQkvAProjLinear"
-        kv_one = Linear(f"{path}.fused_qkv_a_proj", (q_a, kv_a), wide, style, calls)
+        kv_one = Linear(
+            f"{path}.fused_qkv_a_proj",
+            (q_a, kv_a),
+            wide,
+            style,
+            calls,
+            parts=(q_a.label, kv_a.label),
+        )
     return (kv_one, q_b, *_absorbed(config, path, nope, value, kv_b), out)
 
 
@@ -161,6 +168,7 @@ def _absorbed(
     key = Units(nope, "qk_nope_head_dim")
     out = Units(value, "v_head_dim")
     calls, note = kv_b.count, "decoding: kv_b absorbed"
+    kept = "kv_b is dequantised into it"
     return (
         Linear(
             kv_b.module,
@@ -179,8 +187,18 @@ def _absorbed(
             batch=heads,
             layout="NN",
             note=note,
+            kept=kept,
         ),
-        Linear(f"{path}.W_UV", (out,), latent, style, calls, batch=heads, note=note),
+        Linear(
+            f"{path}.W_UV",
+            (out,),
+            latent,
+            style,
+            calls,
+            batch=heads,
+            note=note,
+            kept=kept,
+        ),
     )
 
 
@@ -203,11 +221,19 @@ def indexer(config: "ModelConfig", engine: Engine, layers: str) -> tuple[Linear,
         )
         return (
             Linear(f"{path}.wq_b", (q,), rank, "ReplicatedLinear", calls),
-            Linear(merged, (key, weights), wide, style, calls),
+            # Upcast while it is loaded: `quant_config=None` in vLLM.
+            Linear(merged, (key, weights), wide, style, calls, kept="wk is upcast"),
         )
     style = "replicated"
     return (
         Linear(f"{path}.wq_b", (q,), rank, style, calls),
         Linear(f"{path}.wk", (_unlabelled(key),), wide, style, calls),
-        Linear(f"{path}.weights_proj", (_unlabelled(weights),), wide, style, calls),
+        Linear(
+            f"{path}.weights_proj",
+            (_unlabelled(weights),),
+            wide,
+            style,
+            calls,
+            kept="kept in high precision",
+        ),
     )

@@ -10,15 +10,16 @@ from typing import Any, get_args
 
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.fields import DTYPES, MAX_SIZE
-from flytune.shapes.gemm import FP4, Engine, GemmShape, Op
+from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape, Op
+from flytune.shapes.quant_schemes import INT_TYPES, SCALINGS
 
 MAX_FILE_BYTES = 16 * 2**20
-TYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", FP4)
+TYPES = (*DTYPES, FP8, "float8_e5m2", "float8_e4m3fnuz", FP4, *INT_TYPES)
 _CLOSED: Mapping[str, tuple[str, ...]] = {
     "op": get_args(Op),
     "engine": get_args(Engine),
     "layout": ("TN", "NN", "TT", "NT"),
-    "scaling": ("tensorwise", "rowwise", "mxfp8", "mxfp4"),
+    "scaling": SCALINGS,
     **dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), TYPES),
 }
 _COLUMNS = {field.name for field in fields(GemmShape)}
@@ -148,7 +149,10 @@ class _Row:
             raise self.error("groups", f"does not go with {shape.op}")
         if shape.batch > 1 and shape.op != "bmm":
             raise self.error("batch", f"does not go with {shape.op}")
-        if (shape.op == "scaled_mm") != (shape.scaling is not None):
+        scaled = shape.scaling is not None
+        if (shape.op == "scaled_mm" and not scaled) or (
+            shape.op in ("mm", "addmm") and scaled
+        ):
             raise self.error("scaling", f"does not go with {shape.op}")
         if shape.bias != (shape.op == "addmm") and shape.op != "scaled_mm":
             raise self.error("bias", f"does not go with {shape.op}")

@@ -9,14 +9,22 @@ from dataclasses import replace
 from typing import Literal
 
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.gemm import MX, MX_BLOCK, Engine, GemmShape, Op
+from flytune.shapes.gemm import Engine, GemmShape, Op, Platform
 from flytune.shapes.linears import Linear
 from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.quant_rows import (
+    Ranks,
+    SchemeError,
+    Share,
+    shares_of,
+    with_ranks_that_work,
+)
+from flytune.shapes.quant_schemes import Quant
+from flytune.shapes.quantization import find_quantization
 from flytune.shapes.splits import RankLinear, SplitError, split_linear
 
 Attention = Literal["sdpa", "eager"]
 ExpertCalls = Literal["grouped", "each"]
-Quant = Literal["bf16", "mxfp8", "mxfp4"]
 
 
 def derive_shapes(
@@ -29,6 +37,7 @@ def derive_shapes(
     attention: Attention = "sdpa",
     quant: Quant | None = None,
     experts: ExpertCalls = "grouped",
+    platform: Platform = "cuda",
 ) -> tuple[GemmShape, ...]:
     """List one rank's GEMMs of a forward pass, for each token count in turn.
 
@@ -40,49 +49,62 @@ def derive_shapes(
         ep: Expert-parallel ranks: past one, each holds whole experts.
         experts: "grouped" for one GEMM of all that a rank holds, "each" for one each,
             as programs run them that have no grouped kernel.
-        quant: None for the model's own type. "bf16" runs all of it in bfloat16; of the
-            others the layers' linears take both operands, and the head none.
+        quant: None for the checkpoint's own types. "bf16" runs all of it in bfloat16;
+            the others quantise the layers' linears of a model that is not.
+        platform: Whose kernels decide what quantised experts are padded to.
 
     Raises:
         SplitError: the ranks do not divide the model.
+        SchemeError: the ranks cut through what shares a scale; the hint says which
+            ranks do not.
         FlytuneError: eager attention asked of an engine or a family whose bmm are not
-            known, a quantised model without `quant`, or a layer that blocks of one
-            scale do not divide.
+            known, or a quantisation that is not known or that the engine cannot run.
     """
-    _check(config, engine, attention, quant)
-    linears = config.family.linears(config, engine)
-    _check_ranks(config, linears, engine, tp, ep)
-    parts = tuple(
-        part for linear in linears for part in split_linear(linear, engine, tp, ep)
-    )
+    _check(config, engine, attention)
+    shares = _shares(config, quant, Ranks(engine, tp, ep, platform))
     dtype, note = _dtype(config, engine, quant)
     rows: list[GemmShape] = []
     for m in tokens:
-        for part in parts:
+        for share in shares:
+            part = share.part
             if attention == "eager" and part.linear.rows.name == "heads":
                 rows.extend(_eager_rows(config, part.linear, m, tp, dtype))
             row = _linear_row(part, m, tp, ep, engine, dtype, note)
             if part.experts and experts == "each":
                 row = _of_each_expert(row, part, m)
-            rows.append(_quantised(row, quant) if quant in MX else row)
+            rows.append(share.applied(row))
     return tuple(rows)
 
 
-def _check(
-    config: ModelConfig, engine: Engine, attention: Attention, quant: Quant | None
-) -> None:
+def _shares(
+    config: ModelConfig, quant: Quant | None, ranks: Ranks
+) -> tuple[Share, ...]:
+    """Return what a rank runs of each linear, by the scheme that it has."""
+    engine = ranks.engine
+    linears = config.family.linears(config, engine)
+    quantization = find_quantization(config, engine, quant)
+
+    def divided(tp: int, ep: int) -> tuple[Share, ...]:
+        _check_ranks(config, linears, engine, tp, ep)
+        parts = tuple(
+            part for linear in linears for part in split_linear(linear, engine, tp, ep)
+        )
+        own = replace(ranks, tp=tp, ep=ep)
+        return shares_of(config, quantization, parts, own)
+
+    try:
+        return divided(ranks.tp, ranks.ep)
+    except SchemeError as error:
+        raise with_ranks_that_work(error, ranks, linears, divided) from error
+
+
+def _check(config: ModelConfig, engine: Engine, attention: Attention) -> None:
     if engine == "vllm" and attention == "eager":
         raise FlytuneError("vllm has no eager attention", hint="use --attention sdpa")
     if attention == "eager" and not config.family.eager:
         raise FlytuneError(
             f"the bmm of its eager attention are not known: `{config.architecture}`",
             hint="use --attention sdpa",
-        )
-    if config.quantised and quant is None:
-        raise FlytuneError(
-            f"the GEMMs of a quantised model are not known, {config.quantised} in: "
-            f"`{config.source}`",
-            hint="--quant bf16 lists it dequantised",
         )
 
 
@@ -170,30 +192,6 @@ def _of_each_expert(row: GemmShape, part: RankLinear, tokens: int) -> GemmShape:
     words = f"{row.rule}; {called} experts with tokens, one at a time"
     count = row.count * called
     return replace(row, op="mm", m=m, batch=1, groups=0, count=count, rule=words)
-
-
-def _quantised(row: GemmShape, quant: Quant) -> GemmShape:
-    """Return a linear with both operands in a microscaling format; not the head.
-
-    Raises:
-        FlytuneError: the blocks of one scale do not divide K.
-    """
-    if "layers." not in row.module:
-        return replace(row, rule=f"{row.rule}; not in {quant}")
-    if row.k % MX_BLOCK:
-        raise FlytuneError(
-            f"{quant} has a scale for each {MX_BLOCK} inputs, which do not divide "
-            f"{row.k} of `{row.module}`",
-            hint="choose another --quant or --tp",
-        )
-    return replace(
-        row,
-        op="scaled_mm",
-        a_dtype=MX[quant],
-        b_dtype=MX[quant],
-        scaling=quant,
-        rule=f"{row.rule}; {quant}, a scale for each {MX_BLOCK} inputs",
-    )
 
 
 def _eager_rows(

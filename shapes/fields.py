@@ -97,3 +97,21 @@ class Fields:
         if value not in DTYPES:
             raise self.error(field, f"is not one of {', '.join(DTYPES)}")
         return str(value)
+
+    def word(self, field: str, known: tuple[str, ...], default: str) -> str:
+        """Return one of the words that are known; `default` where it is absent."""
+        value = self.raw.get(field)
+        if value is None:
+            return default
+        if value not in known:
+            raise self.error(field, f"is not {' or '.join(known)}")
+        return str(value)
+
+    def strings(self, field: str) -> list[str]:
+        """Return a list of strings; an empty one where it is absent or null."""
+        value = self.raw.get(field)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise self.error(field, "is not a list of names")
+        return value

@@ -5,9 +5,11 @@ from typing import Any, Literal
 
 Op = Literal["mm", "addmm", "bmm", "scaled_mm", "grouped_mm"]
 Engine = Literal["transformers", "vllm"]
+Platform = Literal["cuda", "rocm", "cpu"]
+FP8 = "float8_e4m3fn"
 FP4 = "float4_e2m1fn_x2"
 """torch's type of two 4-bit values in a byte; its tensors count bytes, K does not."""
-MX = {"mxfp8": "float8_e4m3fn", "mxfp4": FP4}
+MX = {"mxfp8": FP8, "mxfp4": FP4}
 """The types of both operands in the OCP microscaling formats that are known."""
 MX_BLOCK = 32
 """Elements of K that share one scale in those formats."""
@@ -38,7 +40,8 @@ class GemmShape:
     """BLAS letters of (B, A) as stored: a linear's weight is [n, k], hence "TN";
     "NN" is a row-major B [k, n]."""
     scaling: str | None = None
-    """Scale scheme of scaled_mm, such as "mxfp8"; None when unscaled."""
+    """Scale scheme of a scaled_mm, or a grouped_mm, such as "mxfp8"; None when
+    unscaled."""
     bias: bool = False
     module: str = ""
     """Where the model calls it, such as "layers.*.self_attn.q_proj"."""

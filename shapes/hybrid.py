@@ -12,7 +12,7 @@ from flytune.shapes import attention, mlp
 from flytune.shapes.family import Family, Value, text_alone
 from flytune.shapes.fields import Fields
 from flytune.shapes.gemm import Engine
-from flytune.shapes.linears import Linear, Units
+from flytune.shapes.linears import Linear, Units, in_layers
 from flytune.shapes.mlp import Mixture
 
 if TYPE_CHECKING:
@@ -24,18 +24,25 @@ MLP = f"{LAYERS}.mlp"
 
 def _qwen3_5(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     """Return gated delta nets and full attention, whose q yields a gate too."""
-    bias, calls = config.attention_bias, config.num_hidden_layers
-    full = config.extra("full_attention_layers")
-    delta = _delta_net(config, engine, calls - full) if calls > full else ()
+    bias, full, linear = config.attention_bias, *_by_attention(config)
+    delta = _delta_net(config, engine, len(linear))
     whole = attention.plain(
-        config, engine, LAYERS, qkv_bias=bias, o_bias=bias, gated=True, count=full
+        config, engine, LAYERS, qkv_bias=bias, o_bias=bias, gated=True
     )
     return (
-        *delta,
-        *(whole if full else ()),
+        *(in_layers(linear, delta) if linear else ()),
+        *(in_layers(full, whole) if full else ()),
         *_second_half(config, engine),
         *mlp.head(config, engine),
     )
+
+
+def _by_attention(
+    config: "ModelConfig",
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the layers of full attention and those of linear attention."""
+    full = config.rows("full_attention_layers")
+    return full, tuple(sorted(set(range(config.num_hidden_layers)) - set(full)))
 
 
 def _second_half(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
@@ -77,8 +84,22 @@ def _delta_net(config: "ModelConfig", engine: Engine, count: int) -> tuple[Linea
         qkvz = (key("q"), key("k"), value("v"), value("z"))
         ba = (value("b", 1), value("a", 1))
         return (
-            Linear(f"{path}.in_proj_qkvz", qkvz, wide, merged, count),
-            Linear(f"{path}.in_proj_ba", ba, wide, merged, count),
+            Linear(
+                f"{path}.in_proj_qkvz",
+                qkvz,
+                wide,
+                merged,
+                count,
+                parts=("in_proj_qkv", "in_proj_z"),
+            ),
+            Linear(
+                f"{path}.in_proj_ba",
+                ba,
+                wide,
+                merged,
+                count,
+                parts=("in_proj_b", "in_proj_a"),
+            ),
             Linear(f"{path}.out_proj", (wide,), value(), "RowParallelLinear", count),
         )
     style, qkv = "colwise_gather_output", 2 * keys * size + values * out
@@ -100,7 +121,7 @@ def _qwen3_5_fields(fields: Fields) -> Mapping[str, Value]:
     count = fields.size("num_hidden_layers")
     types = fields.types("layer_types", count, ("linear_attention", "full_attention"))
     every = fields.size("full_attention_interval", default=4)
-    full = count // every if types is None else types.count("full_attention")
+    full = tuple(range(every - 1, count, every)) if types is None else _full(types)
     names = (
         *("linear_num_key_heads", _VALUE_HEADS),
         *("linear_key_head_dim", "linear_value_head_dim"),
@@ -109,6 +130,10 @@ def _qwen3_5_fields(fields: Fields) -> Mapping[str, Value]:
         "full_attention_layers": full,
         "num_experts": 0,
     }
+
+
+def _full(types: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(i for i, each in enumerate(types) if each == "full_attention")
 
 
 def _qwen3_5_moe_fields(fields: Fields) -> Mapping[str, Value]:
@@ -124,7 +149,8 @@ def _minimax(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
 
     Source of vLLM's: `models/minimax_text_01.py`.
     """
-    full, calls = config.extra("full_attention_layers"), config.num_hidden_layers
+    full, linear = _by_attention(config)
+    calls = config.num_hidden_layers
     moe = Mixture(
         config.extra("num_local_experts"),
         config.extra("num_experts_per_tok"),
@@ -133,10 +159,11 @@ def _minimax(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
         router_dtypes=("", "float32"),
     )
     path = f"{LAYERS}.block_sparse_moe" if engine == "vllm" else MLP
-    lightning = _lightning(config, engine, calls - full) if calls > full else ()
+    lightning = _lightning(config, engine, len(linear))
+    whole = attention.plain(config, engine, LAYERS)
     return (
-        *lightning,
-        *(attention.plain(config, engine, LAYERS, count=full) if full else ()),
+        *(in_layers(linear, lightning) if linear else ()),
+        *(in_layers(full, whole) if full else ()),
         *mlp.mixture(config, engine, path, calls, moe),
         *mlp.head(config, engine),
     )
@@ -161,7 +188,7 @@ def _minimax_fields(fields: Fields) -> Mapping[str, Value]:
     count = fields.size("num_hidden_layers")
     types = fields.types("layer_types", count, ("linear_attention", "full_attention"))
     # transformers' class takes the first layer, the third and so on as full.
-    full = -(-count // 2) if types is None else types.count("full_attention")
+    full = tuple(range(0, count, 2)) if types is None else _full(types)
     names = ("num_local_experts", "num_experts_per_tok")
     return {name: fields.size(name) for name in names} | {"full_attention_layers": full}
 

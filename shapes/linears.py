@@ -2,7 +2,8 @@
 split. `families.py` says which a model has, `rules.py` how an engine splits them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,18 @@ class Linear:
     """Of operands and result where it is not the model's, as a float32 router."""
     note: str = ""
     """What the rule says besides, such as "prefill"."""
+    parts: tuple[str, ...] = ()
+    """What the checkpoint calls what the engine merges here, such as "q_proj"; of
+    experts, the linears of one. Empty where the checkpoint holds it as it is."""
+    layers: tuple[int, ...] = ()
+    """The decoder layers that have it; empty for all of them, and for the head."""
+    kept: str = ""
+    """Why no quantisation reaches it, such as "a router"."""
+
+
+def in_layers(
+    layers: Iterable[int], linears: tuple[Linear, ...]
+) -> tuple[Linear, ...]:
+    """Return the linears as those of some layers alone, one call in each."""
+    held = tuple(layers)
+    return tuple(replace(each, layers=held, count=len(held)) for each in linears)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from flytune.shapes.model_config import ModelConfig
 
 
+GATE_UP = ("gate_proj", "up_proj")
+
+
 def inner(config: "ModelConfig", size: int | None = None) -> Units:
     """Return the side of an MLP's linear that ranks divide."""
     total, field = size or config.intermediate_size, "intermediate_size"
@@ -44,11 +47,19 @@ def gated(
     if engine == "vllm":
         gate_up = tuple(
             Units(middle.total, middle.field, middle.name, middle.size, label)
-            for label in ("gate_proj", "up_proj")
+            for label in GATE_UP
         )
-        style = "MergedColumnParallelLinear"
+        merged = Linear(
+            f"{path}.gate_up_proj",
+            gate_up,
+            wide,
+            "MergedColumnParallelLinear",
+            count,
+            bias,
+            parts=() if in_checkpoint else GATE_UP,
+        )
         return (
-            Linear(f"{path}.gate_up_proj", gate_up, wide, style, count, bias),
+            merged,
             Linear(down, (wide,), middle, "RowParallelLinear", count, bias),
         )
     if in_checkpoint:
@@ -135,17 +146,27 @@ def mixture(
         count,
         moe.router_bias,
         dtype=moe.router_dtypes[1 if vllm else 0],
+        kept="a router",
     )
     first, second = ("FusedMoE w13", "FusedMoE w2") if vllm else moe.styles
     w13, w2 = ("experts.w13", "experts.w2") if vllm else ("experts", "experts")
     layout = "TN" if vllm else moe.layout
-    routed = (
+    routed = tuple(
         Linear(
-            f"{path}.{w13}", gate_up, wide, first, count, experts=held, layout=layout
-        ),
-        Linear(
-            f"{path}.{w2}", (wide,), size, second, count, experts=held, layout=layout
-        ),
+            f"{path}.{name}",
+            columns,
+            rows,
+            style,
+            count,
+            experts=held,
+            layout=layout,
+            # One kernel runs the three, and they have one scheme.
+            parts=(*GATE_UP, "down_proj"),
+        )
+        for name, columns, rows, style in (
+            (w13, gate_up, wide, first),
+            (w2, (wide,), size, second),
+        )
     )
     if not moe.shared:
         return (router, *routed)
@@ -154,7 +175,8 @@ def mixture(
     if not moe.shared_gate:
         return (router, *routed, *shared)
     one = (Units(1, moe.shared_gate),)
-    weigh = Linear(f"{path}.{moe.shared_gate}", one, wide, router.style, count)
+    gate = f"{path}.{moe.shared_gate}"
+    weigh = Linear(gate, one, wide, router.style, count, kept="a gate of one output")
     return (router, *routed, *shared, weigh)
 
 

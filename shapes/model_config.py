@@ -11,7 +11,8 @@ from flytune.shapes.family import Family, Value
 from flytune.shapes.fields import MAX_LAYERS, ConfigError, Fields
 
 BY_HAND = "give its GEMMs by hand with --shapes FILE, CSV or JSON lines"
-QUANTISED = "quantization_config"
+QUANTISED = ("quantization_config", "compression_config")
+"""What says how the weights are quantised; the second of older compressed-tensors."""
 QUANT_SIDECAR = "hf_quant_config.json"
 """Where modelopt says that a model is quantised, in place of its config.json."""
 
@@ -47,6 +48,11 @@ class ModelConfig:
     built; without its quantization."""
     quantised: str = ""
     """How its weights are quantised, as "fp8"; nothing where they are not."""
+    quantization: str = ""
+    """What says so, as JSON, which is read when its GEMMs are asked for; nothing where
+    they are not."""
+    quantization_source: str = ""
+    """Where that came from, where it is not the config itself."""
     own: tuple[tuple[str, Value], ...] = ()
     """What its family alone has, by name."""
 
@@ -79,21 +85,33 @@ def read_config(path: Path, name: str) -> ModelConfig:
         ConfigError: the file is missing, unreadable or not JSON, or `parse_config`
             refuses it.
     """
+    config = parse_config(_read(path), name=name, source=str(path))
+    # The names that a downloaded folder and a file by itself have.
+    for sidecar in (f"{path.stem}.{QUANT_SIDECAR}", QUANT_SIDECAR):
+        beside = path.with_name(sidecar)
+        # The config has the last word, as in vLLM: newer releases write both.
+        if beside.exists() and not config.quantised:
+            return replace(
+                config,
+                quantised=QUANT_SIDECAR,
+                quantization=_read(beside),
+                quantization_source=str(beside),
+            )
+    return config
+
+
+def _read(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"not a regular file: `{path}`")
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"too large for a model config: `{path}`")
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"cannot read the config, {reason}: `{path}`") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config is not UTF-8 text: `{path}`") from error
-    config = parse_config(text, name=name, source=str(path))
-    if path.with_name(QUANT_SIDECAR).exists():
-        return replace(config, quantised=QUANT_SIDECAR)
-    return config
 
 
 def parse_config(text: str, *, name: str, source: str) -> ModelConfig:
@@ -107,7 +125,9 @@ def parse_config(text: str, *, name: str, source: str) -> ModelConfig:
     top = Fields(_load_object(text, source), source)
     family = _family(top)
     fields = _text_fields(top, family)
-    raw = {name: value for name, value in fields.raw.items() if name != QUANTISED}
+    raw = {name: value for name, value in fields.raw.items() if name not in QUANTISED}
+    said = (each.raw.get(name) for each in (top, fields) for name in QUANTISED)
+    given = next((value for value in said if value is not None), None)
     sizes, kept = _Sizes(fields, family), family.flags
     heads = sizes.read("num_attention_heads")
     hidden = sizes.read("hidden_size")
@@ -136,7 +156,8 @@ def parse_config(text: str, *, name: str, source: str) -> ModelConfig:
         mlp_bias=fields.flag("mlp_bias"),
         dtype=fields.dtype(),
         raw=json.dumps(raw, sort_keys=True),
-        quantised=_quantised(top),
+        quantised=_method(given),
+        quantization="" if given is None else json.dumps(given, sort_keys=True),
         own=tuple(sorted(family.read(fields).items())),
     )
 
@@ -226,13 +247,13 @@ def _sizes_said(raw: dict[str, Any]) -> str:
     return ", ".join(islice(said, 24)) or "no sizes"
 
 
-def _quantised(fields: Fields) -> str:
+def _method(quantization: object) -> str:
     """Return the method that a config says its weights are quantised by."""
-    quantised = fields.raw.get(QUANTISED)
-    if quantised is None:
-        return ""
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-    return str(method)[:60]
+    method = quantization
+    if isinstance(quantization, dict):
+        # Newer modelopt says in config.json what it did, and not that it was it.
+        method = quantization.get("quant_method", quantization.get("quant_algo"))
+    return "" if quantization is None else str(method)[:60]
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:

@@ -12,7 +12,7 @@ from flytune.shapes.attention import Names
 from flytune.shapes.family import Family, Value, text_alone
 from flytune.shapes.fields import Fields
 from flytune.shapes.gemm import Engine
-from flytune.shapes.linears import Linear, Units
+from flytune.shapes.linears import Linear, Units, in_layers
 from flytune.shapes.mlp import Mixture
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def _local_experts(fields: Fields) -> Mapping[str, Value]:
 
 
 def _qwen3_moe(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
-    sparse = config.extra("moe_layers")
-    dense, bias = config.num_hidden_layers - sparse, config.attention_bias
+    bias = config.attention_bias
     moe = Mixture(
         config.extra("num_experts"),
         config.extra("num_experts_per_tok"),
@@ -56,9 +55,30 @@ def _qwen3_moe(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     o_bias = bias and engine != "vllm"
     return (
         *attention.plain(config, engine, LAYERS, qkv_bias=bias, o_bias=o_bias),
-        *(mlp.gated(config, engine, MLP, dense) if dense else ()),
-        *(mlp.mixture(config, engine, MLP, sparse, moe) if sparse else ()),
+        *_dense_or_sparse(config, engine, MLP, config.rows("moe_layers"), moe),
         *mlp.head(config, engine),
+    )
+
+
+def _dense_or_sparse(
+    config: "ModelConfig",
+    engine: Engine,
+    path: str,
+    sparse: tuple[int, ...],
+    moe: Mixture,
+    between: Units | None = None,
+) -> tuple[Linear, ...]:
+    """Return the mixture of the layers `sparse`, and the MLP of the others.
+
+    Args:
+        between: As `mlp.gated` has it, of the MLP.
+    """
+    dense = tuple(sorted(set(range(config.num_hidden_layers)) - set(sparse)))
+    plain = mlp.gated(config, engine, path, len(dense), between=between)
+    experts = mlp.mixture(config, engine, path, len(sparse), moe)
+    return (
+        *(in_layers(dense, plain) if dense else ()),
+        *(in_layers(sparse, experts) if sparse else ()),
     )
 
 
@@ -66,9 +86,10 @@ def _qwen3_moe_fields(fields: Fields) -> Mapping[str, Value]:
     count = fields.size("num_hidden_layers")
     step = fields.size("decoder_sparse_step", default=1)
     dense = fields.layers("mlp_only_layers", count) or ()
-    sparse = [i for i in range(count) if i not in dense and (i + 1) % step == 0]
+    steps = range(step - 1, count, step)
+    sparse = tuple(i for i in steps if i not in dense)
     names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    return {name: fields.size(name) for name in names} | {"moe_layers": len(sparse)}
+    return {name: fields.size(name) for name in names} | {"moe_layers": sparse}
 
 
 def _gpt_oss(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
@@ -97,8 +118,8 @@ _NO_PLAN = ("replicated", "replicated")
 
 
 def _llama4(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
-    sparse, path = config.extra("moe_layers"), f"{LAYERS}.feed_forward"
-    dense, bias = config.num_hidden_layers - sparse, config.attention_bias
+    sparse, path = config.rows("moe_layers"), f"{LAYERS}.feed_forward"
+    bias = config.attention_bias
     moe = Mixture(
         config.extra("num_local_experts"),
         config.extra("num_experts_per_tok"),
@@ -115,8 +136,7 @@ def _llama4(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     between = Units(wide, "intermediate_size_mlp", "intermediate features")
     return (
         *attention.plain(config, engine, LAYERS, qkv_bias=bias, o_bias=bias),
-        *(mlp.gated(config, engine, path, dense, between=between) if dense else ()),
-        *(mlp.mixture(config, engine, path, sparse, moe) if sparse else ()),
+        *_dense_or_sparse(config, engine, path, sparse, moe, between),
         *mlp.head(config, engine),
     )
 
@@ -125,7 +145,7 @@ def _llama4_fields(fields: Fields) -> Mapping[str, Value]:
     count = fields.size("num_hidden_layers")
     step = fields.size("interleave_moe_layer_step", default=1)
     listed = fields.layers("moe_layers", count)
-    sparse = len(range(step - 1, count, step)) if listed is None else len(listed)
+    sparse = tuple(range(step - 1, count, step)) if listed is None else listed
     names = ("num_local_experts", "num_experts_per_tok", "intermediate_size_mlp")
     return {name: fields.size(name) for name in names} | {"moe_layers": sparse}
 
@@ -148,7 +168,7 @@ def dense_then_sparse(
     type in DeepSeek's, float32 in GLM 4.5's.
     """
     dense, size = config.extra("first_k_dense_replace"), "moe_intermediate_size"
-    sparse = config.num_hidden_layers - dense
+    sparse = tuple(range(dense, config.num_hidden_layers))
     moe = Mixture(
         config.extra("n_routed_experts"),
         config.extra("num_experts_per_tok"),
@@ -157,10 +177,7 @@ def dense_then_sparse(
         router_dtypes=("float32", vllm_router),
         shared=config.extra("n_shared_experts") * config.extra(size),
     )
-    return (
-        *(mlp.gated(config, engine, MLP, dense) if dense else ()),
-        *(mlp.mixture(config, engine, MLP, sparse, moe) if sparse else ()),
-    )
+    return _dense_or_sparse(config, engine, MLP, sparse, moe)
 
 
 def sparse_fields(fields: Fields) -> Mapping[str, Value]:

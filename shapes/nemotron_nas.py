@@ -11,7 +11,7 @@ from flytune.shapes import attention, mlp
 from flytune.shapes.family import Family, Value
 from flytune.shapes.fields import ConfigError, Fields
 from flytune.shapes.gemm import Engine
-from flytune.shapes.linears import Linear
+from flytune.shapes.linears import Linear, in_layers
 
 if TYPE_CHECKING:
     from flytune.shapes.model_config import ModelConfig
@@ -63,13 +63,14 @@ def _nemotron_nas(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     blocks = config.rows("blocks")
     found: list[Linear] = []
     for kv in dict.fromkeys(kv for kv, _ in blocks if kv):
-        count = sum(kv == other for other, _ in blocks)
-        found += attention.plain(config, engine, LAYERS, count=count, kv_heads=kv)
+        held = [i for i, (other, _) in enumerate(blocks) if other == kv]
+        heads = attention.plain(config, engine, LAYERS, kv_heads=kv)
+        found += in_layers(held, heads)
     for size in dict.fromkeys(size for _, size in blocks if size):
-        count = sum(size == other for _, other in blocks)
-        between = mlp.inner(config, size)
-        path = f"{LAYERS}.mlp"
-        found += mlp.gated(config, engine, path, count, between=between)
+        held = [i for i, (_, other) in enumerate(blocks) if other == size]
+        between, path = mlp.inner(config, size), f"{LAYERS}.mlp"
+        gated = mlp.gated(config, engine, path, len(held), between=between)
+        found += in_layers(held, gated)
     return (*found, *mlp.head(config, engine))
 
 

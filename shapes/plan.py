@@ -4,10 +4,11 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from flytune.shapes.derive import Attention, ExpertCalls, Quant, derive_shapes
+from flytune.shapes.derive import Attention, ExpertCalls, derive_shapes
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.gemm import Engine, GemmShape
+from flytune.shapes.gemm import Engine, GemmShape, Platform
 from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.quant_schemes import Quant
 from flytune.shapes.trace import TracedGemm, trace_gemms
 
 
@@ -25,14 +26,15 @@ def plan_shapes(
     ep: int = 1,
     quant: Quant | None = None,
     experts: ExpertCalls = "grouped",
+    platform: Platform = "cuda",
     trace: bool = True,
 ) -> tuple[GemmShape, ...]:
     """Derive one rank's GEMMs and check the model under them.
 
     The trace is of the whole model in transformers, so it checks the arithmetic
     before any split or fusion, at the least and the most tokens: every size is linear
-    in the count. Quantising changes no size, nor does calling experts one by one, and
-    the trace is of the model as it is.
+    in the count. What quantising pads and calling experts one by one come after it: the
+    trace is of the model as it is, dequantised.
     `tokens` is not empty. A model that transformers runs by remote code alone is not
     traced, as its rows say; `trace=False` trusts arithmetic, for where transformers is
     not installed.
@@ -50,10 +52,11 @@ def plan_shapes(
         attention=attention,
         quant=quant,
         experts=experts,
+        platform=platform,
     )
     if not (trace and model.traceable):
         return shapes
-    plain = replace(model, quantised="")
+    plain = replace(model, quantised="", quantization="")
     for count in sorted({min(tokens), max(tokens)}):
         whole = derive_shapes(
             plain, tp=1, engine="transformers", tokens=(count,), attention=attention

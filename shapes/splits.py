@@ -24,6 +24,8 @@ class RankLinear:
     batch: int = 1
     experts: int = 0
     """Of a mixture, those that this rank holds."""
+    widths: tuple[int, ...] = ()
+    """The outputs of each projection that is merged here; `n` is their sum."""
 
 
 def split_linear(
@@ -64,7 +66,9 @@ def split_linear(
     if linear.note:
         words += f"; {linear.note}"
     outside = rule.bias == "outside" and tp > 1
-    part = RankLinear(linear, n, k, linear.bias and not outside, words, batch, experts)
+    widths = tuple(size for size, _ in shares)
+    bias = linear.bias and not outside
+    part = RankLinear(linear, n, k, bias, words, batch, experts, widths)
     if not (part.bias and rule.bias == "rank 0" and tp > 1):
         return (part,)
     return (

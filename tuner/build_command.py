@@ -12,8 +12,9 @@ import click
 
 from flytune.caches.program import Bake
 from flytune.caches.trust import Trust
-from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.derive import Attention
 from flytune.shapes.gemm import Engine
+from flytune.shapes.quant_schemes import Quant
 from flytune.tuner.build_arguments import parse_backends, parse_ops, parse_runner
 from flytune.tuner.shapes_command import (
     check_model,

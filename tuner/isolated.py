@@ -27,6 +27,18 @@ def piece_name(shape: GemmShape) -> str:
     return " ".join(filter(None, parts))
 
 
+LISTED = ("tensorwise", "rowwise", *MX)
+"""The scale schemes of a scaled_mm that a program here calls, so that it has a list."""
+
+
+def why_unlisted(shape: GemmShape) -> str:
+    """Return why a GEMM has no list whatever Inductor can; "" where it may have one."""
+    listed = shape.op == "scaled_mm" and shape.scaling in LISTED
+    if shape.scaling is None or listed:
+        return ""
+    return f"no program here calls a {shape.op} in {shape.scaling}"
+
+
 def isolated_pieces(
     shapes: Iterable[GemmShape], device: str = "cuda"
 ) -> Iterator[tuple[GemmShape, Piece]]:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from flytune.caches.program import Bake
 from flytune.caches.trust import HERE, Trust
-from flytune.shapes.derive import Attention, Quant
+from flytune.shapes.derive import Attention
 from flytune.shapes.gemm import Engine
+from flytune.shapes.quant_schemes import Quant
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.workers import Deadlines
 

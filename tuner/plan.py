@@ -29,6 +29,7 @@ from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.registry import find_model
 from flytune.tuner.candidate import stored_form
+from flytune.tuner.isolated import why_unlisted
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan_device import device_for
 
@@ -92,6 +93,7 @@ def make_plan(options: BuildOptions) -> Plan:
     named = options.by_hand.stem if options.by_hand else Path(options.model).name
     name = named.lower().removesuffix(".json")
     out = options.out or Path(f"{name}.{target.slug}.tar.zst")
+    _check_listed(shapes)
     _check_output(out)
     needed = needed_bytes(shapes, policy, program)
     _check_memory(shapes, needed, profile)
@@ -229,6 +231,17 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     # Pages of files that were read count as used, but are given back when needed.
     counted = dict(zip(stat[::2], map(int, stat[1::2]), strict=True))
     return min(free, limit - used + counted.get("inactive_file", 0))
+
+
+def _check_listed(shapes: tuple[GemmShape, ...]) -> None:
+    """Refuse a plan of which nothing could be tuned; what can be is, beside the rest."""
+    reasons = {shape.module: why_unlisted(shape) for shape in shapes}
+    if reasons and all(reasons.values()):
+        raise FlytuneError(
+            f"nothing to tune, {', '.join(dict.fromkeys(reasons.values()))}: "
+            f"`{'`, `'.join(reasons)}`",
+            hint="--quant bf16, fp8, fp8_rowwise, mxfp8 and mxfp4 can be tuned",
+        )
 
 
 def _check_memory(

@@ -41,7 +41,7 @@ from flytune.tuner.describe import (
     spec_of,
 )
 from flytune.tuner.eligibility import Watch, keep_defaults
-from flytune.tuner.isolated import isolated_pieces
+from flytune.tuner.isolated import isolated_pieces, piece_name, why_unlisted
 from flytune.tuner.tasks import join
 from flytune.tuner.unlisted import LISTED_ALONE, NOT_SAID, Decided
 
@@ -183,7 +183,8 @@ def _lower(
         spec = ProgramSpec.from_json(program)
         probe.run(build_program(spec, seed=0, device=policy.device), policy, seed=0)
         return
-    for shape, piece in isolated_pieces(shapes, policy.device):
+    called = (shape for shape in shapes if not why_unlisted(shape))
+    for shape, piece in isolated_pieces(called, policy.device):
         probe.run((piece,), replace(policy, tokens=(shape.m,)), seed=0)
 
 
@@ -192,10 +193,12 @@ def _unlisted(
 ) -> dict[str, str]:
     """Return why planned GEMMs are in no list, by the name of each as a piece."""
     missing = join(shapes, probe.lists).missing
-    return {
-        piece.name: probe.why_unlisted(piece, replace(policy, tokens=(shape.m,)))
-        for shape, piece in isolated_pieces(missing, policy.device)
-    }
+    said = {piece_name(shape): why_unlisted(shape) for shape in missing}
+    called = (shape for shape in missing if not said[piece_name(shape)])
+    for shape, piece in isolated_pieces(called, policy.device):
+        own = replace(policy, tokens=(shape.m,))
+        said[piece.name] = probe.why_unlisted(piece, own)
+    return said
 
 
 def main() -> None:

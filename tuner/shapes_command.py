@@ -7,9 +7,10 @@ from typing import get_args
 import click
 
 from flytune.shapes.by_hand import read_by_hand
-from flytune.shapes.derive import Attention, ExpertCalls, Quant
-from flytune.shapes.gemm import Engine, GemmShape
+from flytune.shapes.derive import Attention, ExpertCalls
+from flytune.shapes.gemm import Engine, GemmShape, Platform
 from flytune.shapes.plan import plan_shapes
+from flytune.shapes.quant_schemes import Quant
 from flytune.shapes.registry import find_model
 from flytune.shapes.tokens import DEFAULT_TOKENS, parse_tokens
 
@@ -72,7 +73,8 @@ engine_option = click.option(
 quant_option = click.option(
     "--quant",
     type=click.Choice(get_args(Quant)),
-    help="Type of the layers' linears; the head stays.  [default: the model's own]",
+    help="Scheme of the layers' linears; head and routers stay.  [default: the "
+    "model's own]",
 )
 
 
@@ -110,6 +112,13 @@ def check_model(model: str | None, by_hand: Path | None) -> None:
     show_default=True,
     help="grouped: one GEMM of all experts on a rank; each: one of each with tokens.",
 )
+@click.option(
+    "--platform",
+    type=click.Choice(get_args(Platform)),
+    default="cuda",
+    show_default=True,
+    help="Where it is served, which decides how the GEMMs are reached.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 def shapes_command(
     model: str | None,
@@ -121,6 +130,7 @@ def shapes_command(
     attention: Attention,
     quant: Quant | None,
     experts: ExpertCalls,
+    platform: Platform,
     as_json: bool,
 ) -> None:
     """List the GEMMs that a model runs on one rank.
@@ -145,6 +155,7 @@ def shapes_command(
             attention=attention,
             quant=quant,
             experts=experts,
+            platform=platform,
         )
         if not config.traceable:
             note = "transformers has no model of it without remote code"

@@ -109,7 +109,7 @@ def planned_for(
         for s in shapes
         if (s.batch, s.groups, s.m, s.n, s.k) == astuple(sizes)
         and _kind(s.op) == _kind(offered.op)
-        and (s.op != "scaled_mm" or _scheme(s) == _listed_scheme(offered))
+        and (s.scaling is None or _scheme(s) == _listed_scheme(offered))
     )
     isolated = tuple(s for s in same if piece_name(s) == offered.piece)
     named = model_path(offered.piece, offered.module)

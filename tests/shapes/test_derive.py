@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from flytune.shapes.derive import Quant, derive_shapes
+from flytune.shapes.derive import derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.model_config import ModelConfig
@@ -174,70 +174,3 @@ def test_each_token_count_has_the_rows_of_one_pass(load: Load) -> None:
     shapes = derive_shapes(load("Qwen3-4B"), tp=1, engine="vllm", tokens=(64, 1))
     assert [shape.m for shape in shapes] == [64] * 5 + [1] * 5
 
-
-@pytest.mark.parametrize(
-    ("quant", "dtype"), [("mxfp8", "float8_e4m3fn"), ("mxfp4", "float4_e2m1fn_x2")]
-)
-@pytest.mark.parametrize("engine", ["vllm", "transformers"])
-def test_quantising_takes_both_operands_of_the_layers_linears(
-    load: Load, engine: Engine, quant: Quant, dtype: str
-) -> None:
-    config = load("Llama-3.3-70B-Instruct")
-    plain = derive_shapes(config, tp=8, engine=engine, tokens=(8,))
-    made = derive_shapes(config, tp=8, engine=engine, tokens=(8,), quant=quant)
-    assert [(s.m, s.n, s.k, s.count) for s in made] == [
-        (s.m, s.n, s.k, s.count) for s in plain
-    ]
-    *layers, head = made
-    assert {(s.op, s.a_dtype, s.b_dtype, s.scaling) for s in layers} == {
-        ("scaled_mm", dtype, dtype, quant)
-    }
-    assert {(s.out_dtype, s.layout, s.bias) for s in layers} == {
-        ("bfloat16", "TN", False)
-    }
-    for one, before in zip(layers, plain, strict=False):
-        assert one.rule == f"{before.rule}; {quant}, a scale for each 32 inputs"
-    assert head == replace(plain[-1], rule=f"{plain[-1].rule}; not in {quant}")
-
-
-def test_quantising_keeps_a_bias_and_attention(load: Load) -> None:
-    config = replace(load("Llama-3.1-8B-Instruct"), attention_bias=True)
-    made = derive_shapes(
-        config,
-        tp=1,
-        engine="transformers",
-        tokens=(8,),
-        attention="eager",
-        quant="mxfp8",
-    )
-    assert [(s.op, s.bias) for s in made if "self_attn" in s.module] == [
-        *[("scaled_mm", True)] * 3,
-        *[("bmm", False)] * 2,
-        ("scaled_mm", True),
-    ]
-    assert {s.a_dtype for s in made if s.op == "bmm"} == {"bfloat16"}
-
-
-def test_bf16_is_the_models_own_type_or_says_so(load: Load) -> None:
-    def shapes(config: ModelConfig, quant: Quant | None) -> tuple[GemmShape, ...]:
-        return derive_shapes(
-            config, tp=1, engine="transformers", tokens=(1,), quant=quant
-        )
-
-    config = load("Qwen3-4B")
-    assert shapes(config, "bf16") == shapes(config, None)
-    half = shapes(replace(config, dtype="float16"), "bf16")
-    assert {(s.op, s.a_dtype, s.out_dtype) for s in half} == {
-        ("mm", "bfloat16", "bfloat16")
-    }
-    assert all(s.rule.endswith("; float16 runs as bfloat16") for s in half)
-
-
-def test_blocks_of_one_scale_must_divide_the_inputs(load: Load) -> None:
-    config = replace(load("Llama-3.1-8B-Instruct"), intermediate_size=14352)
-    with pytest.raises(FlytuneError) as caught:
-        derive_shapes(config, tp=1, engine="transformers", tokens=(1,), quant="mxfp4")
-    assert str(caught.value) == (
-        "mxfp4 has a scale for each 32 inputs, which do not divide 14352 of "
-        "`model.layers.*.mlp.down_proj`"
-    )

@@ -116,15 +116,49 @@ def test_an_unknown_architecture_says_what_it_read_and_what_to_do(nested: bool) 
 def test_a_quantised_config_says_how(data: Path) -> None:
     config = read_config(data / "configs" / "Qwen3-32B-FP8.json", "m")
     assert config.quantised == "fp8"
+    assert json.loads(config.quantization)["weight_block_size"] == [128, 128]
     assert "quantization_config" not in json.loads(config.raw)
 
 
-def test_a_quantised_sidecar_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(QWEN3_4B)
-    (tmp_path / "hf_quant_config.json").write_text("{}")
-    assert (
-        read_config(tmp_path / "config.json", "m").quantised == "hf_quant_config.json"
+@pytest.mark.parametrize(
+    ("config", "sidecar"),
+    [
+        ("config.json", "hf_quant_config.json"),
+        ("mine.json", "mine.hf_quant_config.json"),
+        ("mine.json", "hf_quant_config.json"),
+    ],
+)
+def test_a_quantised_sidecar_is_seen(
+    tmp_path: Path, config: str, sidecar: str
+) -> None:
+    (tmp_path / config).write_text(QWEN3_4B)
+    (tmp_path / sidecar).write_text("{}")
+    read = read_config(tmp_path / config, "m")
+    assert read.quantised == "hf_quant_config.json"
+    assert (read.quantization, read.quantization_source) == (
+        "{}",
+        str(tmp_path / sidecar),
     )
+
+
+def test_a_sidecar_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(QWEN3_4B)
+    sidecar = tmp_path / "hf_quant_config.json"
+    sidecar.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8 text") as caught:
+        read_config(tmp_path / "config.json", "m")
+    assert str(sidecar) in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["quantization_config", "compression_config"])
+def test_older_and_nested_configs_say_it_elsewhere(where: str) -> None:
+    said = {"quant_method": "compressed-tensors"}
+    assert parse(LLAMA | {where: said}).quantised == "compressed-tensors"
+    gemma = LLAMA | {"model_type": "gemma3_text", where: said}
+    nested = {"architectures": ["Gemma3ForConditionalGeneration"]}
+    nested |= {"model_type": "gemma3", "text_config": gemma}
+    assert parse(nested).quantised == "compressed-tensors"
+    assert where not in json.loads(parse(nested).raw)
 
 
 @pytest.mark.parametrize("cut", range(0, len(QWEN3_4B) - 2, 23))

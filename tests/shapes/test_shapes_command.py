@@ -71,7 +71,7 @@ def test_a_quantised_linear_shows_its_scheme() -> None:
         (("--tokens", "8,8"), "token count given twice: `8`"),
         (("--tp", "0"), "0 is not in the range x>=1"),
         (("--tp", "two"), "'two' is not a valid integer"),
-        (("--quant", "int4"), "'int4' is not one of 'bf16', 'mxfp8', 'mxfp4'"),
+        (("--quant", "int4"), "'int4' is not one of 'bf16', 'fp8', 'fp8_rowwise'"),
         (("--engine", "trt"), "'trt' is not one of 'transformers', 'vllm'"),
         (("--engine", "vllm", "--attention", "eager"), "--attention eager needs"),
     ],

@@ -7,7 +7,13 @@ import torch
 
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import FP4, GemmShape, Op
-from flytune.tuner.isolated import isolated_pieces, piece_name
+from flytune.shapes.quant_schemes import SCALINGS
+from flytune.tuner.isolated import (
+    LISTED,
+    isolated_pieces,
+    piece_name,
+    why_unlisted,
+)
 
 MM = GemmShape("mm", 16, 96, 64)
 FP8 = replace(MM, op="scaled_mm", a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn")
@@ -85,6 +91,16 @@ def test_scales_are_those_of_the_scheme(
 def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(FlytuneError, match="unknown scaling of scaled_mm: `int8`"):
         inputs_of(replace(FP8, scaling="int8"))
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_what_no_program_calls_says_so(scaling: str) -> None:
+    words = f"no program here calls a scaled_mm in {scaling}"
+    said = why_unlisted(replace(FP8, scaling=scaling))
+    assert said == ("" if scaling in LISTED else words)
+    experts = replace(FP8, op="grouped_mm", groups=4, scaling=scaling)
+    assert why_unlisted(experts) == f"no program here calls a grouped_mm in {scaling}"
+    assert why_unlisted(MM) == ""
 
 
 def test_one_problem_is_one_piece() -> None:

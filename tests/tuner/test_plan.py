@@ -390,3 +390,33 @@ def test_shapes_by_hand_are_planned_where_nothing_is_baked(tmp_path: Path) -> No
     ]
     assert (made.model.name, made.program) == ("mine", None)
     assert made.out.name.startswith("mine.")
+
+
+@pytest.mark.usefixtures("free")
+def test_a_quantised_checkpoint_is_planned_where_nothing_is_baked(
+    tmp_path: Path,
+) -> None:
+    config = Path(__file__).parents[1] / "data" / "configs" / "Qwen3-32B-FP8.json"
+    there = {"target": "h200", "compile_only": True, "engine": "vllm"}
+    made = make_plan(options(tmp_path, model=str(config), tokens=(16,), **there))
+    assert [shape.scaling for shape in made.shapes] == ["block128"] * 4 + [None]
+    assert made.program is None
+
+
+@pytest.mark.usefixtures("free")
+def test_a_plan_of_which_nothing_has_a_list_is_refused(tmp_path: Path) -> None:
+    listed = tmp_path / "mine.csv"
+    listed.write_text(
+        "op,n,k,a_dtype,b_dtype,scaling,module\n"
+        "scaled_mm,4096,2560,bfloat16,uint4,awq,o_proj\n"
+        "scaled_mm,2560,4096,bfloat16,uint4,awq,down_proj\n"
+    )
+    there = {"target": "h200", "compile_only": True, "out": None}
+    with pytest.raises(FlytuneError) as caught:
+        make_plan(options(tmp_path, model="", by_hand=listed, **there))
+    assert str(caught.value) == (
+        "nothing to tune, no program here calls a scaled_mm in awq: "
+        "`o_proj`, `down_proj`"
+    )
+    assert caught.value.hint is not None
+    assert not (tmp_path / "work").exists()

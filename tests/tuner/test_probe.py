@@ -9,9 +9,12 @@ from accelerator import probed
 from builds import SQUARE, Build, unpacked
 
 from flytune.caches.device_profile import find_profile
+from flytune.caches.policy import cpu_policy
 from flytune.shapes.errors import FlytuneError
+from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import ATEN, CPP, TRITON, CandidateList, Enumeration
-from flytune.tuner.probe import Lowered, _until_lowered
+from flytune.tuner.isolated import piece_name
+from flytune.tuner.probe import Lowered, Probe, _lower, _unlisted, _until_lowered
 
 
 def lists_of(build: Build) -> tuple[CandidateList, ...]:
@@ -177,3 +180,14 @@ def test_a_whole_model_is_listed_for_an_absent_device(tmp_path: Path) -> None:
     found = probed(tmp_path, find_profile("h200"), str(SQUARE), bake="model")
     assert {one.piece for one in found} == {"model"}
     assert all(len(one.candidates) > 1 for one in found)
+
+
+def test_what_no_program_calls_is_not_lowered_and_says_why() -> None:
+    shape = GemmShape("scaled_mm", 16, 96, 64, b_dtype="uint4", scaling="awq")
+    policy = cpu_policy("unfrozen", tokens=(16,), threads=1, attention="eager")
+    probe = Probe()
+    _lower(probe, None, (shape,), policy)
+    assert probe.lists == []
+    assert _unlisted(probe, (shape,), policy) == {
+        piece_name(shape): "no program here calls a scaled_mm in awq"
+    }

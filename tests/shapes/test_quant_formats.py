@@ -1,0 +1,424 @@
+"""Readers of quantised configs: each format, and what none of them knows."""
+
+import json
+from typing import Any
+
+import pytest
+from family_variants import SMALL, VARIANTS, named
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flytune.shapes.derive import derive_shapes
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape
+from flytune.shapes.model_config import ModelConfig, parse_config
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    **SMALL,
+    "intermediate_size": 512,
+    "vocab_size": 1024,
+}
+BF16 = "bfloat16"
+
+
+def quantised(said: object, base: dict[str, Any] = LLAMA) -> ModelConfig:
+    raw = json.dumps(base | {"quantization_config": said})
+    return parse_config(raw, name="q", source="q.json")
+
+
+def family(name: str, said: object) -> ModelConfig:
+    architecture, model_type, fields = VARIANTS[name]
+    base = {"architectures": [architecture], "model_type": model_type, **fields}
+    return quantised(said, base)
+
+
+def rows(config: ModelConfig, engine: Engine = "vllm") -> tuple[GemmShape, ...]:
+    return derive_shapes(config, tp=1, engine=engine, tokens=(8,), platform="rocm")
+
+
+def floats(bits: int, strategy: str | None, **more: object) -> dict[str, object]:
+    return {"type": "float", "num_bits": bits, "strategy": strategy, **more}
+
+
+def group(
+    weights: dict[str, Any], inputs: dict[str, Any] | None, *targets: str
+) -> dict[str, Any]:
+    return {
+        "targets": list(targets or ("Linear",)),
+        "weights": weights,
+        "input_activations": inputs,
+    }
+
+
+def compressed(*groups: dict[str, Any], ignore: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {f"group_{i}": each for i, each in enumerate(groups)},
+        "ignore": list(ignore),
+    }
+
+
+BLOCKS = {"block_structure": [128, 128]}
+INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "scaling", "types"),
+    [
+        (floats(8, "tensor"), floats(8, "tensor"), "tensorwise", (FP8, FP8)),
+        (floats(8, None), floats(8, None), "tensorwise", (FP8, FP8)),
+        (floats(8, "channel"), floats(8, "token"), "rowwise", (FP8, FP8)),
+        (floats(8, "tensor"), floats(8, "token"), "rowwise", (FP8, FP8)),
+        (floats(8, "channel"), floats(8, "tensor"), "rowwise", (FP8, FP8)),
+        (
+            floats(8, "block", **BLOCKS),
+            floats(8, "group", group_size=128),
+            *("block128", (FP8, FP8)),
+        ),
+        (
+            floats(4, "tensor_group", group_size=16),
+            floats(4, "tensor_group", group_size=16),
+            *("nvfp4", (FP4, FP4)),
+        ),
+        (
+            floats(4, "group", group_size=32),
+            floats(4, "group", group_size=32),
+            *("mxfp4", (FP4, FP4)),
+        ),
+        (floats(4, "group", group_size=32), None, "mxfp4_weight", (BF16, FP4)),
+        (
+            floats(8, "group", group_size=32),
+            floats(8, "group", group_size=32),
+            *("mxfp8", (FP8, FP8)),
+        ),
+        (INT4, None, "gptq", (BF16, "int4")),
+        (INT4 | {"symmetric": False}, None, "awq", (BF16, "uint4")),
+        (INT4 | {"num_bits": 8}, None, "gptq", (BF16, "int8")),
+        (INT4 | {"strategy": "channel"}, None, "gptq", (BF16, "int4")),
+    ],
+)
+def test_compressed_tensors_by_its_types(
+    weights: dict[str, Any],
+    inputs: dict[str, Any] | None,
+    scaling: str,
+    types: tuple[str, str],
+) -> None:
+    *layers, head = rows(quantised(compressed(group(weights, inputs))))
+    assert {(r.op, r.scaling, (r.a_dtype, r.b_dtype)) for r in layers} == {
+        ("scaled_mm", scaling, types)
+    }
+    assert head.scaling is None
+
+
+W8A8 = (floats(8, "channel"), floats(8, "token"))
+
+
+@pytest.mark.parametrize(
+    ("said", "plain"),
+    [
+        (compressed(group(*W8A8), ignore=("lm_head",)), []),
+        (compressed(group(*W8A8), ignore=("re:.*down_proj",)), ["down_proj"]),
+        (compressed(group(*W8A8), ignore=("re:.*self_attn.*",)), ["qkv_proj", "o_proj"]),
+        # The name that the engine gives to what it merges.
+        (compressed(group(*W8A8), ignore=("re:.*qkv_proj",)), ["qkv_proj"]),
+        (
+            compressed(group(*W8A8, "re:.*mlp.*")),
+            ["qkv_proj", "o_proj"],
+        ),
+        (compressed(group(*W8A8, "RowParallelLinear")), ["qkv_proj", "gate_up_proj"]),
+        (compressed(group(*W8A8, "LlamaAttention")), [*("qkv_proj", "o_proj"), *("gate_up_proj", "down_proj")]),
+    ],
+)
+def test_targets_and_ignored_modules_of_compressed_tensors(
+    said: dict[str, Any], plain: list[str]
+) -> None:
+    made = [r for r in rows(quantised(said)) if "*" in r.module]
+    assert [
+        r.module.rpartition(".")[2] for r in made if r.scaling is None
+    ] == plain
+
+
+def test_each_group_of_compressed_tensors_has_its_own_types() -> None:
+    said = compressed(
+        group(*W8A8),
+        group(INT4, None, "re:.*mlp[.].*"),
+        ignore=("lm_head",),
+    )
+    made = rows(quantised(said))
+    # A name comes before a class, though its group is later.
+    assert [r.scaling for r in made] == ["rowwise", "rowwise", "gptq", "gptq", None]
+
+
+def test_a_head_is_quantised_where_it_is_targeted_by_name() -> None:
+    said = compressed(group(*W8A8, "Linear", "re:.*lm_head"))
+    assert rows(quantised(said))[-1].scaling == "rowwise"
+
+
+@pytest.mark.parametrize("lm_head", [False, True])
+@pytest.mark.parametrize(
+    ("said", "scaling", "dtype"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq", "uint4"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq", "uint4"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq", "int8"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False},
+            *("gptq", "uint4"),
+        ),
+    ],
+)
+def test_integers_of_the_weights_alone(
+    said: dict[str, Any], scaling: str, dtype: str, lm_head: bool
+) -> None:
+    *layers, head = rows(quantised(said | {"lm_head": lm_head}))
+    assert {(r.scaling, r.a_dtype, r.b_dtype) for r in layers} == {
+        (scaling, BF16, dtype)
+    }
+    assert (head.scaling == scaling) == lm_head
+
+
+def test_awq_ignores_by_a_part_of_the_path() -> None:
+    said = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    made = rows(quantised(said | {"modules_to_not_convert": ["self_attn"]}))
+    assert [r.scaling for r in made] == [None, None, "awq", "awq", None]
+    assert made[0].rule.endswith("; in high precision, `self_attn` is ignored")
+
+
+def test_dynamic_rules_of_gptq_change_modules_or_leave_them_alone() -> None:
+    said = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 128,
+        "dynamic": {
+            r"-:.*self_attn\.o_proj": {},
+            r"+:.*down_proj": {"bits": 8, "group_size": 64},
+        },
+    }
+    made = rows(quantised(said))
+    assert [(r.scaling, r.b_dtype) for r in made] == [
+        ("gptq", "int4"),
+        (None, BF16),
+        ("gptq", "int4"),
+        ("gptq", "int8"),
+        (None, BF16),
+    ]
+    assert "a scale for each 64 inputs" in made[3].rule
+
+
+@pytest.mark.parametrize(
+    "only",
+    [
+        ["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"],
+        [["self_attn.k_proj", "self_attn.v_proj"], ["self_attn.q_proj"]],
+    ],
+)
+def test_gptq_may_say_what_alone_is_quantised(only: object) -> None:
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    made = rows(quantised(said | {"modules_in_block_to_quantize": only}))
+    assert [r.scaling for r in made] == ["gptq", None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("algo", "scaling"),
+    [
+        ("FP8", "tensorwise"),
+        ("fp8_pb_wo", "block128"),
+        ("FP8_PER_CHANNEL_PER_TOKEN", "rowwise"),
+        ("NVFP4", "nvfp4"),
+        ("MXFP8", "mxfp8"),
+    ],
+)
+def test_algorithms_of_modelopt(algo: str, scaling: str) -> None:
+    said = {"quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"]}
+    *layers, head = rows(quantised(said))
+    assert {r.scaling for r in layers} == {scaling}
+    assert head.scaling is None
+    # A head that is not excluded is one of the modules.
+    assert rows(quantised(said | {"ignore": []}))[-1].scaling == scaling
+
+
+def test_mixed_precision_of_modelopt_names_each_module() -> None:
+    layers = {f"model.layers.{i}.mlp.experts": "NVFP4" for i in range(5)}
+    layers |= {f"model.layers.{i}.self_attn.o_proj": "FP8" for i in (0, 1)}
+    said = {
+        "quant_method": "modelopt_mixed",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {n: {"quant_algo": a} for n, a in layers.items()},
+    }
+    made = rows(family("MiniMax M2", said))
+    assert [(r.scaling, r.count) for r in named(made, "o_proj")] == [
+        ("tensorwise", 2),
+        (None, 3),
+    ]
+    assert [r.scaling for r in named(made, r"experts\.w\d+")] == ["nvfp4", "nvfp4"]
+    assert "layers 2-4" in named(made, "o_proj")[1].rule
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_mixtures_experts_are_ignored_by_the_checkpoints_names(
+    engine: Engine,
+) -> None:
+    ignored = [f"model.layers.3.block_sparse_moe.experts.{i}.w1" for i in range(16)]
+    said = {"quant_method": "fp8", "weight_block_size": None, "ignored_layers": ignored}
+    if engine == "transformers":
+        said["ignored_layers"] = ["model.layers.3.mlp.experts"]
+    made = [r for r in rows(family("MiniMax M2", said), engine) if r.groups]
+    assert [(r.scaling, r.count) for r in made] == [
+        *(("tensorwise", 4), (None, 1)),
+        *(("tensorwise", 4), (None, 1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["model.language_model.layers.2.mlp", "language_model.model.layers.2.mlp"]
+)
+def test_a_text_models_modules_are_known_by_the_whole_models_names(name: str) -> None:
+    said = {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8",
+        "ignore": ["lm_head", f"{name}.*"],
+    }
+    made = rows(family("Gemma 3", said))
+    down = named(made, "down_proj")
+    assert [(r.scaling, r.count) for r in down] == [("tensorwise", 33), (None, 1)]
+    assert "layers 0-1, 3-33" in down[0].rule
+
+
+def test_a_fused_linear_is_ignored_as_the_checkpoint_calls_it() -> None:
+    said = {"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.gate_proj"]}
+    with pytest.raises(FlytuneError) as caught:
+        rows(quantised(said))
+    assert str(caught.value) == (
+        "vllm runs as one GEMM what has several schemes, gate_proj in high precision, "
+        "up_proj in tensorwise: `model.layers.0.mlp.gate_up_proj`"
+    )
+    assert caught.value.hint == "--quant bf16 lists it dequantised"
+    both = [f"model.layers.0.mlp.{part}_proj" for part in ("gate", "up")]
+    made = rows(quantised(said | {"ignored_layers": both}))
+    assert [(r.scaling, r.count) for r in named(made, "gate_up_proj")] == [
+        (None, 1),
+        ("tensorwise", 4),
+    ]
+    apart = rows(quantised(said | {"weight_block_size": None}), "transformers")
+    assert [(r.scaling, r.count) for r in named(apart, "gate_proj")] == [
+        (None, 1),
+        ("tensorwise", 4),
+    ]
+
+
+def test_transformers_scales_by_blocks_where_the_config_does_not_say() -> None:
+    said = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    assert rows(quantised(said))[0].scaling == "tensorwise"
+    assert rows(quantised(said), "transformers")[0].scaling == "block128"
+
+
+def test_transformers_has_no_experts_in_integers() -> None:
+    said = {"quant_method": "awq", "bits": 4, "group_size": 16}
+    with pytest.raises(FlytuneError, match="transformers has no experts in awq: `"):
+        rows(family("MiniMax M2", said), "transformers")
+
+
+INT8 = {"type": "int", "num_bits": 8, "strategy": "channel"}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+OPT = {"quant_method": "modelopt"}
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "unknown quant_method in `q.json`: `bitsa"),
+        ({"quant_method": "quark"}, "unknown quant_method in `q.json`: `quark`"),
+        ({"quant_method": 7}, "unknown quant_method in `q.json`: `7`"),
+        ({}, "unknown quant_method in `q.json`: `none`"),
+        ("fp8", "not a JSON object: `q.json`"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is not e4m3 in"),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype is not fp8"),
+        ({"quant_method": "fp8", "activation_scheme": 1}, "activation_scheme is not"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [64, 128]},
+            r"weight_block_size is not \[128, 128\] or \[1, 32\] or null in `q.json`",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": None, "ignored_layers": "x"},
+            "ignored_layers is not a list of names",
+        ),
+        (compressed(), "config_groups is not an object of groups"),
+        (
+            compressed(group(INT8, INT8 | {"strategy": "token"})),
+            r"config_groups has a group that is not known \(group_0: weights int 8 "
+            r"channel, activations int 8 token\)",
+        ),
+        (compressed(group(floats(8, "channel"), None)), "activations none"),
+        (
+            compressed(group(*W8A8), ignore=("re:*",)),
+            "ignore has an entry that is no regular expression",
+        ),
+        (
+            compressed(group(*W8A8)) | {"sparsity_config": {"format": "sparse-24"}},
+            "sparsity_config is not dense",
+        ),
+        (AWQ | {"bits": 3}, "bits is not 4 or 8"),
+        (AWQ | {"zero_point": False}, "zero_point is not true"),
+        (AWQ | {"group_size": None}, "config lacks group_size"),
+        (GPTQ | {"dynamic": []}, None),
+        (GPTQ | {"dynamic": [1]}, "dynamic is not an object"),
+        (GPTQ | {"dynamic": {"+:(": {}}}, "dynamic has a rule that is no regular"),
+        (GPTQ | {"bits": 2}, "bits is not 4 or 8"),
+        (OPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is not FP8 or FP8_PER_CHANNEL"),
+        (OPT | {"quant_algo": "NVFP4", "group_size": 32}, "group_size is not 16"),
+        (OPT | {"quant_algo": "MIXED_PRECISION"}, "quantized_layers is not an object"),
+        (
+            OPT
+            | {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a.b": {"quant_algo": "INT4_AWQ"}},
+            },
+            "quantized_layers has an algorithm that is not known, INT4_AWQ of a.b",
+        ),
+    ],
+)
+def test_what_no_reader_knows_is_one_line(said: object, message: str | None) -> None:
+    config = quantised(said)
+    if message is None:
+        assert rows(config)
+        return
+    with pytest.raises(FlytuneError, match=message) as caught:
+        rows(config)
+    assert "\n" not in str(caught.value)
+    assert "`q.json`" in str(caught.value)
+    assert caught.value.hint is not None
+    assert "--quant bf16 lists it dequantised" in caught.value.hint
+    assert derive_shapes(config, tp=1, engine="vllm", tokens=(8,), quant="bf16")
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = (
+    *("weight_block_size", "ignored_layers", "modules_to_not_convert", "config_groups"),
+    *("ignore", "bits", "group_size", "dynamic", "quant_algo", "quantization"),
+    *("quantized_layers", "exclude_modules", "zero_point", "modules_in_block_to_quantize"),
+)
+
+
+@given(
+    method=st.sampled_from(
+        ("fp8", "compressed-tensors", "modelopt", "mxfp4", "awq", "gptq")
+    ),
+    more=st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=5),
+)
+def test_any_config_is_rows_or_one_error(method: str, more: dict[str, Any]) -> None:
+    config = quantised({"quant_method": method, **more})
+    for engine in ("vllm", "transformers"):
+        try:
+            made = rows(config, engine)
+        except FlytuneError as error:
+            assert "\n" not in str(error)
+        else:
+            assert sum(r.count for r in made) > 0
