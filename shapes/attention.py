@@ -47,7 +47,6 @@ def plain(
     qkv_bias: bool = False,
     o_bias: bool = False,
     gated: bool = False,
-    kv_heads| None = None,
     kv_heads: int | None = None,
 ) -> tuple[Linear, ...]:
     """Return q, k, v and the output projection.

@@ -14,13 +14,14 @@ from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape, Op
 from flytune.shapes.quant_schemes import INT_TYPES, SCALINGS
 
 MAX_FILE_BYTES = 16 * 2**20
-TYPES = (*DTYPES, FP8, "float8_e5m2", "float8_e4m3fnuz", FP4, *INT_TYPES)
+TYPES = (*DTYPES, FP8, "float8_e5m2", "float8_e4m3fnuz", FP4)
 _CLOSED: Mapping[str, tuple[str, ...]] = {
     "op": get_args(Op),
     "engine": get_args(Engine),
     "layout": ("TN", "NN", "TT", "NT"),
     "scaling": SCALINGS,
-    **dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), TYPES),
+    **dict.fromkeys(("a_dtype", "out_dtype"), TYPES),
+    "b_dtype": (*TYPES, *INT_TYPES),
 }
 _COLUMNS = {field.name for field in fields(GemmShape)}
 

@@ -74,9 +74,7 @@ class Linear:
     """Why no quantisation reaches it, such as "a router"."""
 
 
-def in_layers(
-    layers: Iterable[int], linears: tuple[Linear, ...]
-) -> tuple[Linear, ...]:
+def in_layers(layers: Iterable[int], linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
     """Return the linears as those of some layers alone, one call in each."""
     held = tuple(layers)
     return tuple(replace(each, layers=held, count=len(held)) for each in linears)

@@ -82,8 +82,8 @@ def _mixed(fields: Fields, ignored: Find) -> Rule:
         algo = said.get("quant_algo") if isinstance(said, dict) else said
         scheme = _ALGOS.get(str(algo).upper())
         if scheme is None:
-            of = " ".join(f"{str(algo)[:40]} of {name[:60]}".split())
-            fault = f"has an algorithm that is not known, {of},"
+            which = " ".join(f"{str(algo)[:40]} of {name[:60]}".split())
+            fault = f"has an algorithm that is not known, {which},"
             raise fields.error("quantized_layers", fault)
         layers[name] = scheme
     experts = _of_experts(layers)

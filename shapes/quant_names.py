@@ -30,11 +30,11 @@ class Module:
     """Its path in each spelling, and that of the linear that it is merged into."""
     kind: Kind
     style: str
-    """The engine's class of the linear, which a group of compressed-tensors may name."""
+    """The engine's class of the linear, which compressed-tensors may name."""
 
 
 def modules_of(linear: Linear, layer: int | None, nested: bool) -> tuple[Module, ...]:
-    """Return what one layer's linear is in the checkpoint: its parts where it is merged.
+    """Return what one layer's linear is in the checkpoint: its parts where merged.
 
     Args:
         layer: Of the decoder; None for what is in none, such as the head.
@@ -71,7 +71,7 @@ def _spellings(path: str, nested: bool) -> Iterator[str]:
 
 
 def exact(entries: Iterable[str]) -> Find:
-    """As vLLM's `is_layer_skipped`; an expert's entry means all experts of its layer."""
+    """As vLLM's `is_layer_skipped`; an expert's entry means all of its layer's."""
     listed = dict.fromkeys(entries)
     of_experts = tuple(entry for entry in listed if "experts" in entry)
 

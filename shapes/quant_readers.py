@@ -121,7 +121,7 @@ def _gptq(fields: Fields) -> Scheme:
 
 
 def _dynamic(fields: Fields) -> list[tuple[re.Pattern[str], str, Scheme | None]]:
-    """Return GPTQModel's rules in order: "-:" leaves a module alone, "+:" changes it."""
+    """Return GPTQModel's rules in order: "-:" leaves a module alone, "+:" does not."""
     given = fields.raw.get("dynamic") or {}
     if not isinstance(given, dict):
         raise fields.error("dynamic", "is not an object")

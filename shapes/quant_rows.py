@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from flytune.shapes.model_config import ModelConfig
     from flytune.shapes.quantization import Quantization
 
-# vLLM's `mxfp4_round_up_hidden_size_and_intermediate_size`, of AITER and of Marlin:
-# the multiples of the hidden size and of an expert's.
+# vLLM's `mxfp4_round_up_hidden_size_and_intermediate_size`, of the kernels that it
+# takes on gfx950 and on Hopper: the multiples of the hidden size and of an expert's.
 _MXFP4_EXPERTS: dict[Platform, tuple[str, int, int]] = {
     "rocm": ("AITER", 256, 256),
-    "cuda": ("Marlin", 256, 128),
+    "cuda": ("triton_kernels", 1, 64),
     "cpu": ("vLLM", 1, 64),
 }
 _NVFP4_MULTIPLE = 32
@@ -92,7 +92,7 @@ def shares_of(
             if verdict.scheme is not None:
                 words = verdict.scheme.words
             words = words or quantization.plain
-            if len(layers) < part.linear.count:
+            if layers and len(layers) < part.linear.count:
                 words += f", layers {_ranges(layers)}"
             own = replace(part.linear, layers=layers, count=max(len(layers), 1))
             said = replace(part, linear=own, rule=f"{part.rule}; {words}")

@@ -69,9 +69,10 @@ class Quantization:
         if len({verdict.scheme for verdict in found}) > 1:
             where = linear.module.replace("*", str(layer), 1)
             parts = zip(linear.parts, found, strict=True)
-            words = ", ".join(f"{part} {_of(verdict.scheme)}" for part, verdict in parts)
+            words = ", ".join(f"{part} {_of(each.scheme)}" for part, each in parts)
             raise FlytuneError(
-                f"{engine} runs as one GEMM what has several schemes, {words}: `{where}`",
+                f"{engine} runs as one GEMM what has several schemes, {words}: "
+                f"`{where}`",
                 hint=BF16_HINT,
             )
         scheme = found[0].scheme
@@ -123,7 +124,8 @@ def asked(quant: Quant) -> Quantization:
     """Return a scheme of all layers' linears; not of the head, as vLLM quantises a
     checkpoint while it is loaded."""
     scheme = BY_NAME[quant]
-    return Quantization(f"not in {quant}", Rule.of_all_but(scheme, ignored=lambda _: ""))
+    rule = Rule.of_all_but(scheme, ignored=lambda _: "")
+    return Quantization(f"not in {quant}", rule)
 
 
 def read_quantization(config: "ModelConfig", engine: Engine) -> Quantization:

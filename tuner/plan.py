@@ -234,7 +234,7 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _check_listed(shapes: tuple[GemmShape, ...]) -> None:
-    """Refuse a plan of which nothing could be tuned; what can be is, beside the rest."""
+    """Refuse a plan of which nothing can be tuned; what can be is, beside the rest."""
     reasons = {shape.module: why_unlisted(shape) for shape in shapes}
     if reasons and all(reasons.values()):
         raise FlytuneError(

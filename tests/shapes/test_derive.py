@@ -173,4 +173,3 @@ def test_dtypes_follow_the_config_and_the_engine(load: Load) -> None:
 def test_each_token_count_has_the_rows_of_one_pass(load: Load) -> None:
     shapes = derive_shapes(load("Qwen3-4B"), tp=1, engine="vllm", tokens=(64, 1))
     assert [shape.m for shape in shapes] == [64] * 5 + [1] * 5
-

@@ -57,9 +57,7 @@ def test_every_row_worked_out_by_hand(load: Load, data: Path) -> None:
             listed = derive_shapes(
                 config, tp=tp, engine="vllm", tokens=(8,), platform="rocm"
             )
-        found = named(listed, HAND_LAYERS[layer])| logical", row["layer"])[0].strip()
-        config = load(HAND_MODELS.get(row["model"], row["model"]))
-        found = named(shapes(config, int(row["tp"])), HAND_LAYERS[layer])
+        found = named(listed, HAND_LAYERS[layer])
         assert {(each.n, each.k) for each in found} == {
             (int(row["N"]), int(row["K"]))
         }, row

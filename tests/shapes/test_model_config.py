@@ -128,9 +128,7 @@ def test_a_quantised_config_says_how(data: Path) -> None:
         ("mine.json", "hf_quant_config.json"),
     ],
 )
-def test_a_quantised_sidecar_is_seen(
-    tmp_path: Path, config: str, sidecar: str
-) -> None:
+def test_a_quantised_sidecar_is_seen(tmp_path: Path, config: str, sidecar: str) -> None:
     (tmp_path / config).write_text(QWEN3_4B)
     (tmp_path / sidecar).write_text("{}")
     read = read_config(tmp_path / config, "m")

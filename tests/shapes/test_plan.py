@@ -142,6 +142,16 @@ def test_a_quantised_plan_is_checked_as_the_model_is(load: Load) -> None:
         plan_shapes(lying, tp=1, engine="vllm", tokens=(1,), quant="mxfp8")
 
 
+def test_a_quantised_checkpoint_is_traced_as_what_it_was_made_of() -> None:
+    said = {"quant_method": "fp8", "weight_block_size": None}
+    config = small(quantization_config=said)
+    made = plan_shapes(config, tp=1, engine="transformers", tokens=(8,))
+    assert {(row.traced, row.scaling) for row in made} == {
+        (True, "tensorwise"),
+        (True, None),
+    }
+
+
 def test_a_gemm_on_one_side_alone_is_named(
     small_trace: tuple[TracedGemm, ...],
 ) -> None:

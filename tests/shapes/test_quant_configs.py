@@ -12,7 +12,6 @@ from flytune.shapes.derive import derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape, Platform
 from flytune.shapes.model_config import ModelConfig
-from flytune.shapes.plan import plan_shapes
 from flytune.shapes.quant_schemes import Quant
 from flytune.shapes.registry import find_model
 
@@ -206,7 +205,8 @@ def test_gptq_is_of_weights_alone(load: Load) -> None:
         ("scaled_mm", "gptq", "float16", "int4", "float16")
     }
     assert layers[0].rule.endswith(
-        "; weights in 4 bits (gptq), a scale for each 128 inputs in order of activations"
+        "; weights in 4 bits (gptq), a scale for each 128 inputs in order of "
+        "activations"
     )
     assert (head.op, head.b_dtype) == ("mm", "float16")
 
@@ -216,8 +216,9 @@ def test_gptq_is_of_weights_alone(load: Load) -> None:
     [
         ("rocm", 1, (6144, 3072), (3072, 3072)),
         ("rocm", 8, (1024, 3072), (3072, 512)),
-        ("cuda", 1, (5888, 3072), (3072, 2944)),
-        ("cuda", 8, (768, 3072), (3072, 384)),
+        ("cuda", 1, (5760, 2880), (2880, 2880)),
+        ("cuda", 4, (1536, 2880), (2880, 768)),
+        ("cuda", 8, (768, 2880), (2880, 384)),
         ("cpu", 8, (768, 2880), (2880, 384)),
     ],
 )
@@ -234,8 +235,9 @@ def test_experts_of_gpt_oss_are_padded_as_its_kernels_ask(
     assert {(r.op, r.scaling, r.a_dtype, r.b_dtype) for r in experts} == {
         ("grouped_mm", "mxfp4_weight", BF16, FP4)
     }
-    others = [r for r in rows if not r.scaling]
-    assert [r.module.rpartition("*.")[2] for r in others] == [
+    # Past one rank the output projection has two rows, one with a bias.
+    others = dict.fromkeys(r.module for r in rows if not r.scaling)
+    assert [module.rpartition("*.")[2] for module in others] == [
         *("attn.qkv_proj", "attn.o_proj"),
         *("mlp.router", "lm_head"),
     ]
@@ -288,15 +290,6 @@ def test_dequantised_a_checkpoint_is_the_model_that_it_was(
     assert run(load(name), 4, quant="bf16") == run(base, 4)
 
 
-def test_a_quantised_checkpoint_is_traced_as_what_it_was_made_of(load: Load) -> None:
-    config = load("Qwen3-32B-FP8")
-    rows = plan_shapes(config, tp=1, engine="vllm", tokens=(8,))
-    assert {(row.traced, row.scaling) for row in rows} == {
-        (True, "block128"),
-        (True, None),
-    }
-
-
 @pytest.mark.parametrize(
     ("quant", "works"), [("fp8_block", True), ("fp8", False), ("mxfp4", False)]
 )
@@ -310,6 +303,4 @@ def test_a_checkpoint_has_no_other_scheme_than_its_own(
     message = f"the checkpoint is not in {quant}, but in block128"
     with pytest.raises(FlytuneError, match=message) as caught:
         run(config, quant=quant)
-    assert caught.value.hint == (
-        "leave --quant out; --quant bf16 lists it dequantised"
-    )
+    assert caught.value.hint == ("leave --quant out; --quant bf16 lists it dequantised")

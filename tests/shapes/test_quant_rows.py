@@ -133,7 +133,12 @@ def test_bf16_is_the_models_own_type_or_says_so(load: Load) -> None:
         ("nvfp4", 14344, 1, "a scale for each 16 inputs, which do not divide 14344"),
         ("gptq", 14400, 1, "a scale for each 128 inputs, which do not divide 14400"),
         ("awq", 14400, 1, "a scale for each 128 inputs, which do not divide 14400"),
-        ("fp8_block", 14400, 2, "a scale for each 128 inputs, which do not divide 7200"),
+        (
+            "fp8_block",
+            14400,
+            2,
+            "a scale for each 128 inputs, which do not divide 72",
+        ),
     ],
 )
 def test_what_shares_a_scale_must_be_whole(
@@ -214,10 +219,10 @@ def test_layers_that_differ_add_up_to_all_of_them(
     if engine == "vllm":
         ignored = [rf"re:.*\.{i}\..*{what}.*" for i in sorted(layers)]
         weights = {"type": "float", "num_bits": 8, "strategy": "tensor"}
-        group = {"targets": ["Linear"], "weights": weights, "input_activations": weights}
+        group = dict.fromkeys(("weights", "input_activations"), weights)
         said = {
             "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": group},
+            "config_groups": {"group_0": {"targets": ["Linear"], **group}},
             "ignore": ignored,
         }
     quantised = replace(config, quantised="fp8", quantization=json.dumps(said))
