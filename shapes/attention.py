@@ -220,8 +220,15 @@ def indexer(config: "ModelConfig", engine: Engine, layers: str) -> tuple[Linear,
         )
         return (
             Linear(f"{path}.wq_b", (q,), rank, "ReplicatedLinear", calls),
-            # Upcast while it is loaded: `quant_config=None` in vLLM.
-            Linear(merged, (key, weights), wide, style, calls, kept="wk is upcast"),
+            # Its wk is upcast while it is loaded: `quant_config=None` in vLLM.
+            Linear(
+                merged,
+                (key, weights),
+                wide,
+                style,
+                calls,
+                kept="vllm never quantises it",
+            ),
         )
     style = "replicated"
     return (

@@ -157,6 +157,22 @@ def test_each_group_of_compressed_tensors_has_its_own_types() -> None:
     assert [r.scaling for r in made] == ["rowwise", "rowwise", "gptq", "gptq", None]
 
 
+def test_kimi_has_integers_in_its_routed_experts_alone() -> None:
+    said = compressed(
+        group(INT4 | {"group_size": 16}, None),
+        ignore=(
+            "lm_head",
+            "re:.*self_attn.*",
+            "re:.*shared_experts.*",
+            r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+        ),
+    )
+    made = rows(family("DeepSeek V3, biases", said, model_type="kimi_k2"))
+    scaled = [r.module.rpartition("*.")[2] for r in made if r.scaling]
+    assert scaled == ["mlp.experts.w13", "mlp.experts.w2"]
+    assert {r.b_dtype for r in made if r.scaling} == {"int4"}
+
+
 def test_a_head_is_quantised_where_it_is_targeted_by_name() -> None:
     said = compressed(group(*W8A8, "Linear", "re:.*lm_head"))
     assert rows(quantised(said))[-1].scaling == "rowwise"

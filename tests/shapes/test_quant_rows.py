@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,6 +12,7 @@ from family_variants import VARIANTS, named, shapes, variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flytune.shapes.by_hand import read_by_hand
 from flytune.shapes.derive import derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape
@@ -58,6 +60,17 @@ def test_a_scheme_is_of_the_layers_linears(
     for one, before in zip(layers, plain, strict=False):
         assert one.rule == f"{before.rule}; {BY_NAME[quant].words}"
     assert head == replace(plain[-1], rule=f"{plain[-1].rule}; not in {quant}")
+
+
+@pytest.mark.parametrize("quant", [None, *BY_NAME])
+def test_what_is_listed_is_read_back(
+    load: Load, quant: Quant | None, tmp_path: Path
+) -> None:
+    config = load("Qwen3-235B-A22B" if quant else "gpt-oss-120b")
+    made = derive(config, quant, 2)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row.to_row()) for row in made))
+    assert read_by_hand(path, (1,)).shapes == made
 
 
 def test_every_word_has_its_types() -> None:

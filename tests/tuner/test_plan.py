@@ -398,6 +398,7 @@ def test_a_quantised_checkpoint_is_planned_where_nothing_is_baked(
 ) -> None:
     config = Path(__file__).parents[1] / "data" / "configs" / "Qwen3-32B-FP8.json"
     there = {"target": "h200", "compile_only": True, "engine": "vllm"}
+    there |= {"attention": "sdpa"}
     made = make_plan(options(tmp_path, model=str(config), tokens=(16,), **there))
     assert [shape.scaling for shape in made.shapes] == ["block128"] * 4 + [None]
     assert made.program is None
