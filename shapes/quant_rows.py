@@ -93,7 +93,7 @@ def shares_of(
                 words = verdict.scheme.words
             words = words or quantization.plain
             if layers and len(layers) < part.linear.count:
-                words += f", layers {_ranges(layers)}"
+                words += f", {_ranges(layers)}"
             own = replace(part.linear, layers=layers, count=max(len(layers), 1))
             said = replace(part, linear=own, rule=f"{part.rule}; {words}")
             found.append(Share(_fitted(said, verdict.scheme, ranks), verdict.scheme))
@@ -124,14 +124,15 @@ def _schemes(
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
-    """Say "0-2, 5" of layers in order."""
+    """Say "layers 0-2, 5" of layers in order."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:
             runs[-1].append(layer)
         else:
             runs.append([layer])
-    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
+    said = (f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
+    return f"layer{'s' if layers[1:] else ''} {', '.join(said)}"
 
 
 def _fitted(part: RankLinear, scheme: Scheme | None, ranks: Ranks) -> RankLinear:

@@ -54,7 +54,9 @@ class Rule:
 
 def ignores(entry: str) -> str:
     """Return the words for an entry of a list of ignored modules, of whatever layer."""
-    return f"`{re.sub(r'(?<=[.])[0-9]+(?=[.]|$)', '*', entry)}` is ignored"
+    if re.fullmatch(r"[\w.]+", entry):
+        entry = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", entry)
+    return f"`{entry}` is ignored"
 
 
 def found_by(

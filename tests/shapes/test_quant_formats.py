@@ -325,6 +325,9 @@ def test_a_fused_linear_is_ignored_as_the_checkpoint_calls_it() -> None:
         (None, 1),
         ("tensorwise", 4),
     ]
+    plain, scaled = named(made, "gate_up_proj")
+    assert plain.rule.endswith("`model.layers.*.mlp.gate_proj` is ignored, layer 0")
+    assert scaled.rule.endswith(", layers 1-4")
     apart = rows(quantised(said | {"weight_block_size": None}), "transformers")
     assert [(r.scaling, r.count) for r in named(apart, "gate_proj")] == [
         (None, 1),
