@@ -12,13 +12,8 @@ from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape, Op, Platform
 from flytune.shapes.linears import Linear
 from flytune.shapes.model_config import ModelConfig
-from flytune.shapes.quant_rows import (
-    Ranks,
-    SchemeError,
-    Share,
-    shares_of,
-    with_ranks_that_work,
-)
+from flytune.shapes.quant_fit import Ranks, SchemeError, with_ranks_that_work
+from flytune.shapes.quant_rows import Share, shares_of
 from flytune.shapes.quant_schemes import Quant
 from flytune.shapes.quantization import find_quantization
 from flytune.shapes.splits import RankLinear, SplitError, split_linear

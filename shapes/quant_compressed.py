@@ -34,7 +34,9 @@ _FLOATS: Mapping[tuple[_Kind, _Kind | None], Scheme] = {
     ((8, "tensor", 0), (8, "token", 0)): ROWWISE,
     ((8, "channel", 0), (8, "tensor", 0)): ROWWISE,
     ((8, "channel", 0), (8, "token", 0)): ROWWISE,
-    ((8, "block", FP8_BLOCK), (8, "group", FP8_BLOCK)): BLOCK128,
+    ((8, "block", FP8_BLOCK), (8, "group", FP8_BLOCK)): replace(
+        BLOCK128, blocks="checked"
+    ),
     ((8, "group", 32), (8, "group", 32)): MXFP8,
     ((4, "group", 32), (4, "group", 32)): MXFP4,
     ((4, "group", 32), None): MXFP4_WEIGHT,

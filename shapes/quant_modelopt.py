@@ -30,7 +30,9 @@ from flytune.shapes.quant_schemes import (
 _ALGOS: Mapping[str, Scheme] = {
     "FP8": replace(TENSORWISE, words=f"{TENSORWISE.words}, static activations"),
     "FP8_PER_CHANNEL_PER_TOKEN": ROWWISE,
-    "FP8_PB_WO": BLOCK128,
+    "FP8_PB_WO": replace(BLOCK128, blocks="padded"),
+    # What it was called at first.
+    "FP8_BLOCK_SCALES": replace(BLOCK128, blocks="padded"),
     "NVFP4": NVFP4,
     "MXFP8": MXFP8,
 }

@@ -77,7 +77,7 @@ def read_awq(fields: Fields, engine: Engine) -> Rule:
     """
     if not fields.flag("zero_point", default=True):
         raise unknown(fields, "zero_point", ("true",))
-    bits = _bits(fields, "bits" if "bits" in fields.raw else "w_bit")
+    bits = _bits(fields, "bits" if "bits" in fields.raw else "w_bit", (4,))
     name = "group_size" if "group_size" in fields.raw else "q_group_size"
     find = part if engine == "vllm" else start
     ignored = found_by(find, fields, _SKIPPED)
@@ -85,16 +85,18 @@ def read_awq(fields: Fields, engine: Engine) -> Rule:
     return Rule.of_all_but(scheme, ignored, kinds=_kinds(fields))
 
 
-def read_gptq(fields: Fields, _engine: Engine) -> Rule:
+def read_gptq(fields: Fields, engine: Engine) -> Rule:
     """Read GPTQ, with `dynamic` rules for modules that differ.
 
     Raises:
         ConfigError: bits, group or a rule are not known.
     """
-    own = _gptq(fields)
+    if engine == "vllm" and not fields.flag("sym", default=True):
+        raise unknown(fields, "sym", ("true, which vllm alone runs",))
+    own = _gptq(fields, engine)
     only = tuple(_flat(fields, "modules_in_block_to_quantize"))
     listed = part(only)
-    rules = _dynamic(fields)
+    rules = _dynamic(fields, engine)
     kinds = _kinds(fields)
 
     def of(module: Module) -> Verdict:
@@ -111,16 +113,22 @@ def read_gptq(fields: Fields, _engine: Engine) -> Rule:
     return Rule(of, frozenset(schemes))
 
 
-def _gptq(fields: Fields) -> Scheme:
-    ordered = fields.flag("desc_act")
-    scheme = gptq(_bits(fields, "bits"), _group(fields, "group_size"), ordered=ordered)
+def _gptq(fields: Fields, engine: Engine) -> Scheme:
+    group = _group(fields, "group_size")
+    ordered = fields.flag("desc_act") and group > 0
+    scheme = gptq(_bits(fields, "bits"), group, ordered=ordered)
+    if ordered and engine == "vllm":
+        # `normalize_and_validate_gptq_desc_act`; older releases run it.
+        scheme = replace(scheme, words=f"{scheme.words}, which vLLM 0.33 refuses")
     if fields.flag("sym", default=True):
         return scheme
     words = scheme.words.replace("a scale", "a scale and a zero point", 1)
     return replace(scheme, words=words, weights=f"u{scheme.weights}")
 
 
-def _dynamic(fields: Fields) -> list[tuple[re.Pattern[str], str, Scheme | None]]:
+def _dynamic(
+    fields: Fields, engine: Engine
+) -> list[tuple[re.Pattern[str], str, Scheme | None]]:
     """Return GPTQModel's rules in order: "-:" leaves a module alone, "+:" does not."""
     given = fields.raw.get("dynamic") or {}
     if not isinstance(given, dict):
@@ -134,7 +142,9 @@ def _dynamic(fields: Fields) -> list[tuple[re.Pattern[str], str, Scheme | None]]
             raise fields.error("dynamic", fault) from error
         changed: dict[str, Any] = changes if isinstance(changes, dict) else {}
         own = Fields({**fields.raw, **changed}, fields.source)
-        found.append((pattern, entry, None if entry.startswith("-:") else _gptq(own)))
+        found.append(
+            (pattern, entry, None if entry.startswith("-:") else _gptq(own, engine))
+        )
     return found
 
 
@@ -152,10 +162,10 @@ def _kinds(fields: Fields) -> tuple[Kind, ...]:
     return ("linear", "experts", *head)
 
 
-def _bits(fields: Fields, field: str) -> int:
+def _bits(fields: Fields, field: str, known: tuple[int, ...] = INT_BITS) -> int:
     bits = fields.size(field)
-    if bits not in INT_BITS:
-        raise unknown(fields, field, INT_BITS)
+    if bits not in known:
+        raise unknown(fields, field, known)
     return bits
 
 

@@ -23,6 +23,10 @@ Quant = Literal[
 ]
 """What may be asked of a model that is not quantised: bf16 and the schemes."""
 
+Blocks = Literal["refined", "checked", "padded"]
+"""How vLLM fits a rank's part of blocks: fp8's own method takes smaller ones of experts
+and lets what it merges be; compressed-tensors refuses; modelopt pads the outputs."""
+
 FP8_BLOCK = 128
 """Inputs, and outputs of a weight, that share a scale in block-wise fp8."""
 NVFP4_BLOCK = 16
@@ -47,6 +51,7 @@ class Scheme:
     """Inputs that share a scale, whole groups of which a rank must hold; 0: all."""
     block: int = 0
     """Outputs of the weight that share a scale; 0 for one each, or one for all."""
+    blocks: Blocks = "refined"
     multiple: int = 1
     """What the outputs must be a multiple of, as the weight is packed."""
 
@@ -118,8 +123,10 @@ BY_NAME: Mapping[str, Scheme] = {
     "gptq": gptq(),
 }
 """What each word of `--quant` is, bf16 aside."""
+FINER_BLOCKS = ("block64", "block32")
+"""block128 of experts whose features ranks cut within a block."""
 _ALL = (*BY_NAME.values(), MXFP4_WEIGHT)
-SCALINGS = tuple(dict.fromkeys(scheme.scaling for scheme in _ALL))
+SCALINGS = (*dict.fromkeys(scheme.scaling for scheme in _ALL), *FINER_BLOCKS)
 """Each value of `GemmShape.scaling`."""
 INT_TYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in INT_BITS)
 """Types of weights alone; torch has these names too."""

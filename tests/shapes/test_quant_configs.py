@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,12 +184,38 @@ def test_the_routers_that_a_list_ignores_stay(load: Load) -> None:
     assert (w13.op, w13.n, w13.k, w13.groups) == ("grouped_mm", 768, 4096, 128)
 
 
+def test_experts_cut_within_a_block_have_smaller_ones(load: Load) -> None:
+    rows = run(load("quantised/Qwen3-235B-A22B-FP8"), 8)
+    experts = named(rows, r"experts\.w\d+")
+    assert [(r.op, r.n, r.k, r.scaling) for r in experts] == [
+        ("grouped_mm", 384, 4096, "block64"),
+        ("grouped_mm", 4096, 192, "block64"),
+    ]
+    assert experts[0].rule.endswith(
+        "; fp8, a scale for each 64x64 of the weight, which is 128x128 in the "
+        "checkpoint"
+    )
+    assert {r.scaling for r in rows if not r.groups} == {"block128", None}
+
+
 def test_ranks_that_cut_a_block_are_refused_with_those_that_do_not(load: Load) -> None:
     config = load("quantised/Qwen3-235B-A22B-FP8")
+    weights = {"type": "float", "num_bits": 8, "strategy": "block"}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**weights, "block_structure": [128, 128]},
+        "input_activations": {**weights, "strategy": "group", "group_size": 128},
+    }
+    said = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+    }
+    config = replace(config, quantization=json.dumps(said))
     with pytest.raises(FlytuneError) as caught:
         run(config, 8)
     assert str(caught.value) == (
-        "block128 has a scale for each 128 outputs, which do not divide 192 of "
+        "block128 has a scale for each 128 features, which do not divide 192 of "
         "(384, 4096): `model.layers.*.mlp.experts.w13`"
     )
     assert caught.value.hint == (
@@ -206,7 +233,7 @@ def test_gptq_is_of_weights_alone(load: Load) -> None:
     }
     assert layers[0].rule.endswith(
         "; weights in 4 bits (gptq), a scale for each 128 inputs in order of "
-        "activations"
+        "activations, which vLLM 0.33 refuses"
     )
     assert (head.op, head.b_dtype) == ("mm", "float16")
 

@@ -60,6 +60,14 @@ def compressed(*groups: dict[str, Any], ignore: tuple[str, ...] = ()) -> dict[st
     }
 
 
+def test_compressed_tensors_refuses_parts_of_blocks_within_what_is_merged() -> None:
+    said = compressed(
+        group(floats(8, "block", **BLOCKS), floats(8, "group", group_size=128))
+    )
+    with pytest.raises(FlytuneError, match="128 outputs, which do not divide 64 of"):
+        rows(quantised(said))
+
+
 BLOCKS = {"block_structure": [128, 128]}
 INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}
 
@@ -105,7 +113,8 @@ def test_compressed_tensors_by_its_types(
     scaling: str,
     types: tuple[str, str],
 ) -> None:
-    *layers, head = rows(quantised(compressed(group(weights, inputs))))
+    base = LLAMA | {"num_key_value_heads": 8}
+    *layers, head = rows(quantised(compressed(group(weights, inputs)), base))
     assert {(r.op, r.scaling, (r.a_dtype, r.b_dtype)) for r in layers} == {
         ("scaled_mm", scaling, types)
     }
@@ -185,10 +194,6 @@ def test_a_head_is_quantised_where_it_is_targeted_by_name() -> None:
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq", "uint4"),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq", "uint4"),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq", "int8"),
-        (
-            {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False},
-            *("gptq", "uint4"),
-        ),
     ],
 )
 def test_integers_of_the_weights_alone(
@@ -199,6 +204,15 @@ def test_integers_of_the_weights_alone(
         (scaling, BF16, dtype)
     }
     assert (head.scaling == scaling) == lm_head
+
+
+def test_transformers_runs_integers_with_zero_points_of_gptq() -> None:
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
+    made = rows(quantised(said | {"desc_act": True}), "transformers")[0]
+    assert (made.scaling, made.b_dtype) == ("gptq", "uint4")
+    assert made.rule.endswith(
+        "a scale and a zero point for each 32 inputs in order of activations"
+    )
 
 
 def test_awq_ignores_by_a_part_of_the_path() -> None:
@@ -247,6 +261,7 @@ def test_gptq_may_say_what_alone_is_quantised(only: object) -> None:
     [
         ("FP8", "tensorwise"),
         ("fp8_pb_wo", "block128"),
+        ("FP8_BLOCK_SCALES", "block128"),
         ("FP8_PER_CHANNEL_PER_TOKEN", "rowwise"),
         ("NVFP4", "nvfp4"),
         ("MXFP8", "mxfp8"),
@@ -259,6 +274,21 @@ def test_algorithms_of_modelopt(algo: str, scaling: str) -> None:
     assert head.scaling is None
     # A head that is not excluded is one of the modules.
     assert rows(quantised(said | {"ignore": []}))[-1].scaling == scaling
+
+
+def test_modelopt_pads_outputs_to_whole_blocks() -> None:
+    said = {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8_PB_WO",
+        "ignore": ["lm_head"],
+    }
+    made = rows(quantised(said, LLAMA | {"num_key_value_heads": 1}))
+    (qkv,) = named(made, "qkv_proj")
+    assert (qkv.n, qkv.k) == (384, 256)
+    assert qkv.rule.endswith(", padded from (320, 256) to whole blocks")
+    odd = quantised(said, LLAMA | {"intermediate_size": 600})
+    with pytest.raises(FlytuneError, match="128 inputs, which do not divide 600 of"):
+        rows(odd)
 
 
 def test_mixed_precision_of_modelopt_names_each_module() -> None:
@@ -387,7 +417,8 @@ OPT = {"quant_method": "modelopt"}
             compressed(group(*W8A8)) | {"sparsity_config": {"format": "sparse-24"}},
             "sparsity_config is not dense",
         ),
-        (AWQ | {"bits": 3}, "bits is not 4 or 8"),
+        (AWQ | {"bits": 8}, "bits is not 4 in"),
+        (GPTQ | {"sym": False}, "sym is not true, which vllm alone runs"),
         (AWQ | {"zero_point": False}, "zero_point is not true"),
         (AWQ | {"group_size": None}, "config lacks group_size"),
         (GPTQ | {"dynamic": []}, None),

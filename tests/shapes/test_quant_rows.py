@@ -205,6 +205,24 @@ def test_nvfp4_is_padded_for_its_kernels(load: Load) -> None:
     assert own.k == 14352
 
 
+def test_groups_of_experts_in_integers_shrink_to_what_a_rank_holds(load: Load) -> None:
+    made = named(derive(load("Qwen3-235B-A22B"), "gptq", 8), r"experts\.w\d+")
+    assert [(r.n, r.k) for r in made] == [(384, 4096), (4096, 192)]
+    assert all("for each 128 inputs, in the kernel for each 64" in r.rule for r in made)
+    small = variant("Qwen3 MoE, dense layers", moe_intermediate_size=80)
+    with pytest.raises(FlytuneError, match="128 inputs, which do not divide 80 of"):
+        derive(replace(small, intermediate_size=512), "awq")
+
+
+def test_experts_in_integers_are_padded_to_tiles() -> None:
+    config = variant("Qwen3 MoE, dense layers", moe_intermediate_size=96)
+    said = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    config = replace(config, intermediate_size=512, quantization=json.dumps(said))
+    made = named(derive(config, None), r"experts\.w\d+")
+    assert [(r.n, r.k) for r in made] == [(256, 256), (256, 128)]
+    assert made[1].rule.endswith(", padded from (256, 96) for Marlin")
+
+
 def test_ranks_offered_are_ranks_that_work(load: Load) -> None:
     config = load("Qwen2.5-72B-Instruct")
     with pytest.raises(FlytuneError, match="do not divide 3696 of") as caught:
