@@ -77,7 +77,7 @@ def read_compressed(fields: Fields, engine: Engine) -> Rule:
             return Verdict(scheme)
         return Verdict(None, "no group targets it")
 
-    return Rule(of, frozenset(g.scheme for g in read))
+    return Rule(of, frozenset(g.scheme for g in read), by_expert=True)
 
 
 @dataclass(frozen=True, slots=True)

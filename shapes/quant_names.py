@@ -17,7 +17,6 @@ Find = Callable[["Module"], str]
 HEAD = "lm_head"
 # Of transformers 5 and vLLM against the checkpoint: Mixtral and MiniMax, gpt-oss.
 _BLOCKS = ((".mlp.", ".block_sparse_moe."), (".attn.", ".self_attn."))
-_EXPERT_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Of a text model within a model that sees or hears too, by its class and its date.
 _NESTED = ("model.language_model.", "language_model.model.")
 
@@ -33,12 +32,16 @@ class Module:
     """The engine's class of the linear, which compressed-tensors may name."""
 
 
-def modules_of(linear: Linear, layer: int | None, nested: bool) -> tuple[Module, ...]:
+def modules_of(
+    linear: Linear, layer: int | None, *, nested: bool, by_expert: bool
+) -> tuple[Module, ...]:
     """Return what one layer's linear is in the checkpoint: its parts where merged.
 
     Args:
         layer: Of the decoder; None for what is in none, such as the head.
         nested: Whether the text model is a part of a larger one.
+        by_expert: Whether experts are known by the linears of the first, and not as
+            one module.
     """
     path = linear.module
     if layer is not None:
@@ -47,17 +50,16 @@ def modules_of(linear: Linear, layer: int | None, nested: bool) -> tuple[Module,
     if linear.experts is not None:
         path, kind = re.sub(r"\.experts\.w\d+$", ".experts", path), "experts"
     whole = tuple(_spellings(path, nested))
-    if not linear.parts:
+    if not linear.parts or (kind == "experts" and not by_expert):
         return (Module(whole, kind, linear.style),)
-    found: list[Module] = []
-    for name in linear.parts:
-        parent = f"{path}.0" if kind == "experts" else path.rpartition(".")[0]
-        names = [f"{parent}.{name}"]
-        if kind == "experts":
-            names.append(f"{parent}.{_EXPERT_PARTS[name]}")
-        each = tuple(spelt for one in names for spelt in _spellings(one, nested))
-        found.append(Module((*each, *whole), kind, linear.style))
-    return tuple(found)
+    if kind == "experts":
+        parent, whole = f"{path}.0", ()
+    else:
+        parent = path.rpartition(".")[0]
+    return tuple(
+        Module((*_spellings(f"{parent}.{part}", nested), *whole), kind, linear.style)
+        for part in linear.parts
+    )
 
 
 def _spellings(path: str, nested: bool) -> Iterator[str]:
@@ -87,7 +89,7 @@ def exact(entries: Iterable[str]) -> Find:
     return find
 
 
-def part(entries: Iterable[str]) -> Find:
+def part_of(entries: Iterable[str]) -> Find:
     """As vLLM's `is_layer_skipped` with `skip_with_substr`: a part of the path."""
     return _first(entries, lambda entry: lambda name: entry in name)
 

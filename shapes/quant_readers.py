@@ -11,7 +11,7 @@ from typing import Any
 
 from flytune.shapes.fields import Fields
 from flytune.shapes.gemm import Engine
-from flytune.shapes.quant_names import Kind, Module, exact, part, start
+from flytune.shapes.quant_names import Kind, Module, exact, part_of, start
 from flytune.shapes.quant_rule import Rule, Verdict, found_by, ignores, unknown
 from flytune.shapes.quant_schemes import (
     BLOCK128,
@@ -79,7 +79,7 @@ def read_awq(fields: Fields, engine: Engine) -> Rule:
         raise unknown(fields, "zero_point", ("true",))
     bits = _bits(fields, "bits" if "bits" in fields.raw else "w_bit", (4,))
     name = "group_size" if "group_size" in fields.raw else "q_group_size"
-    find = part if engine == "vllm" else start
+    find = part_of if engine == "vllm" else start
     ignored = found_by(find, fields, _SKIPPED)
     scheme = awq(bits, _group(fields, name))
     return Rule.of_all_but(scheme, ignored, kinds=_kinds(fields))
@@ -95,7 +95,7 @@ def read_gptq(fields: Fields, engine: Engine) -> Rule:
         raise unknown(fields, "sym", ("true, which vllm alone runs",))
     own = _gptq(fields, engine)
     only = tuple(_flat(fields, "modules_in_block_to_quantize"))
-    listed = part(only)
+    listed = part_of(only)
     rules = _dynamic(fields, engine)
     kinds = _kinds(fields)
 

@@ -28,6 +28,8 @@ class Rule:
     of: Callable[[Module], Verdict]
     schemes: frozenset[Scheme]
     """All that it may answer with."""
+    by_expert: bool = False
+    """Whether it names the linears of an expert, and not a layer's experts as one."""
 
     @classmethod
     def of_all_but(

@@ -65,7 +65,9 @@ class Quantization:
         """
         if linear.kept:
             return Verdict(None, linear.kept)
-        found = [self.rule.of(m) for m in modules_of(linear, layer, nested)]
+        named = self.rule.by_expert
+        modules = modules_of(linear, layer, nested=nested, by_expert=named)
+        found = [self.rule.of(module) for module in modules]
         if len({verdict.scheme for verdict in found}) > 1:
             where = linear.module.replace("*", str(layer), 1)
             parts = zip(linear.parts, found, strict=True)

@@ -483,3 +483,13 @@ def test_any_config_is_rows_or_one_error(method: str, more: dict[str, Any]) -> N
         except FlytuneError as error:
             fault = str(error)
         assert "\n" not in fault
+
+
+def test_experts_are_one_module_but_to_compressed_tensors() -> None:
+    # "gate" is a part of an expert's gate_proj, which no engine asks for.
+    gates = AWQ | {"group_size": 16, "modules_to_not_convert": ["gate"]}
+    made = rows(family("DeepSeek V2", gates, intermediate_size=512))
+    assert {r.scaling for r in made if r.groups} == {"awq"}
+    said = compressed(group(*W8A8), ignore=("re:.*experts.*gate_proj",))
+    with pytest.raises(FlytuneError, match="gate_proj in high precision, up_proj in"):
+        rows(family("Qwen3 MoE, dense layers", said))
