@@ -48,12 +48,15 @@ _FLOATS: Mapping[tuple[_Kind, _Kind | None], Scheme] = {
 def read_compressed(fields: Fields, engine: Engine) -> Rule:
     """Read the groups, their targets and the modules that are ignored.
 
-    transformers decompresses the weights before it multiplies, so that none of its
-    products is quantised.
+    transformers decompresses the weights before it multiplies, whatever their types,
+    so that none of its products is quantised.
 
     Raises:
         ConfigError: a group's types are not known, or lists cannot be read.
     """
+    if engine == "transformers":
+        why = "transformers decompresses the weights"
+        return Rule(lambda _: Verdict(None, why), frozenset())
     sparse = fields.raw.get("sparsity_config")
     if isinstance(sparse, dict) and sparse.get("format", "dense") != "dense":
         raise fields.error("sparsity_config", "is not dense")
@@ -61,9 +64,6 @@ def read_compressed(fields: Fields, engine: Engine) -> Rule:
     if not isinstance(groups, dict) or not groups:
         raise fields.error("config_groups", "is not an object of groups")
     read = tuple(_group(fields, name, group) for name, group in groups.items())
-    if engine == "transformers":
-        why = "transformers decompresses the weights"
-        return Rule(lambda _: Verdict(None, why), frozenset(g.scheme for g in read))
     ignored = found_by(regex, fields, "ignore")
 
     def of(module: Module) -> Verdict:

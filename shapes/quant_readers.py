@@ -1,5 +1,5 @@
-"""Readers of the quantised configs that have one scheme for all of a model: fp8, mxfp4,
-AWQ and GPTQ.
+"""Readers of the quantised configs that have one scheme for all of a model: fp8 and
+FBGEMM's, mxfp4, AWQ and GPTQ.
 
 Source of each: vLLM's `layers/quantization/NAME.py`, transformers'
 `quantizers/quantizer_NAME.py`.
@@ -18,6 +18,7 @@ from flytune.shapes.quant_schemes import (
     INT_BITS,
     MXFP4_WEIGHT,
     MXFP8,
+    ROWWISE,
     TENSORWISE,
     Scheme,
     awq,
@@ -56,6 +57,16 @@ def _own_block(fields: Fields, engine: Engine) -> list[int] | None:
     if fields.raw.get("quant_method") == "mxfp8":
         return [1, 32]
     return None if engine == "vllm" else [128, 128]
+
+
+def read_fbgemm(fields: Fields, engine: Engine) -> Rule:
+    """Read FBGEMM's fp8: linears alone, with a scale a row.
+
+    Raises:
+        ConfigError: the list of ignored modules cannot be read.
+    """
+    ignored = found_by(exact if engine == "vllm" else start, fields, _SKIPPED)
+    return Rule.of_all_but(ROWWISE, ignored, kinds=("linear",))
 
 
 def read_mxfp4(fields: Fields, engine: Engine) -> Rule:

@@ -16,7 +16,13 @@ from flytune.shapes.linears import Linear
 from flytune.shapes.quant_compressed import read_compressed
 from flytune.shapes.quant_modelopt import read_modelopt
 from flytune.shapes.quant_names import modules_of
-from flytune.shapes.quant_readers import read_awq, read_fp8, read_gptq, read_mxfp4
+from flytune.shapes.quant_readers import (
+    read_awq,
+    read_fbgemm,
+    read_fp8,
+    read_gptq,
+    read_mxfp4,
+)
 from flytune.shapes.quant_rule import BF16_HINT, Rule, Verdict
 from flytune.shapes.quant_schemes import BY_NAME, Quant, Scheme
 
@@ -27,6 +33,7 @@ Reader = Callable[[Fields, Engine], Rule]
 METHODS: Mapping[str, Reader] = {
     "fp8": read_fp8,
     "mxfp8": read_fp8,
+    "fbgemm_fp8": read_fbgemm,
     "compressed-tensors": read_compressed,
     "modelopt": read_modelopt,
     "modelopt_fp4": read_modelopt,
@@ -115,8 +122,8 @@ def find_quantization(
     said = {scheme.scaling for scheme in own.rule.schemes}
     if said != {BY_NAME[quant].scaling}:
         raise FlytuneError(
-            f"the checkpoint is not in {quant}, but in {' and '.join(sorted(said))}: "
-            f"`{config.source}`",
+            f"{engine} does not run the checkpoint in {quant}, but in "
+            f"{' and '.join(sorted(said)) or 'its own type'}: `{config.source}`",
             hint=f"leave --quant out; {BF16_HINT}",
         )
     return own

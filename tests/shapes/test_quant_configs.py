@@ -77,6 +77,8 @@ def test_transformers_decompresses_compressed_tensors(load: Load) -> None:
     rows = run(config, engine="transformers")
     assert {(row.op, row.scaling, row.b_dtype) for row in rows} == {("mm", None, BF16)}
     assert all("transformers decompresses the weights" in row.rule for row in rows)
+    with pytest.raises(FlytuneError, match="in fp8_rowwise, but in its own type"):
+        run(config, engine="transformers", quant="fp8_rowwise")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_a_checkpoint_has_no_other_scheme_than_its_own(
     if works:
         assert run(config, quant=quant) == run(config)
         return
-    message = f"the checkpoint is not in {quant}, but in block128"
+    message = f"vllm does not run the checkpoint in {quant}, but in block128"
     with pytest.raises(FlytuneError, match=message) as caught:
         run(config, quant=quant)
     assert caught.value.hint == ("leave --quant out; --quant bf16 lists it dequantised")

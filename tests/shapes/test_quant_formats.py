@@ -371,6 +371,23 @@ def test_transformers_scales_by_blocks_where_the_config_does_not_say() -> None:
     assert rows(quantised(said), "transformers")[0].scaling == "block128"
 
 
+def test_fbgemm_scales_rows_of_linears_alone() -> None:
+    ignored = [f"model.layers.{i}.self_attn.o_proj" for i in (0, 4)]
+    said = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ignored}
+    made = rows(family("DeepSeek V2", said))
+    assert [(r.scaling, r.count) for r in named(made, "o_proj")] == [
+        (None, 2),
+        ("rowwise", 3),
+    ]
+    assert named(made, "o_proj")[0].rule.endswith("is ignored, layers 0, 4")
+    assert {r.scaling for r in made if r.groups} == {None}
+
+
+def test_transformers_decompresses_whatever_types_there_are() -> None:
+    said = compressed(group(INT8, INT8 | {"strategy": "token"}))
+    assert {r.op for r in rows(quantised(said), "transformers")} == {"mm"}
+
+
 def test_transformers_has_no_experts_in_integers() -> None:
     said = {"quant_method": "awq", "bits": 4, "group_size": 16}
     with pytest.raises(FlytuneError, match="transformers has no experts in awq: `"):
