@@ -175,7 +175,7 @@ _GEMMA3 = replace(
     _GEMMA,
     architecture="Gemma3ForConditionalGeneration",
     model_types=("gemma3",),
-    nested="gemma3_text",
+    nested=("gemma3_text",),
     defaults=_GEMMA3_SIZES,
 )
 _BIGCODE_NAMES = {

@@ -46,8 +46,9 @@ class Family:
     """As above, of true and false."""
     inner: int = 0
     """`intermediate_size` where the config omits it, in multiples of hidden_size."""
-    nested: str = ""
-    """`model_type` of the text model where the config holds it as `text_config`."""
+    nested: tuple[str, ...] = ()
+    """`model_type` of the text model, in each spelling, where the config holds it as
+    `text_config`; the first where that does not say."""
     untraced: tuple[str, ...] = ()
     """Of `model_types`, those that transformers runs by remote code alone."""
     eager: bool = True
@@ -56,5 +57,6 @@ class Family:
 
 def text_alone(family: Family, architecture: str) -> Family:
     """Return the row of a nested family's text model where it is a model by itself."""
-    given = (family.nested,)
-    return replace(family, architecture=architecture, model_types=given, nested="")
+    return replace(
+        family, architecture=architecture, model_types=family.nested, nested=()
+    )

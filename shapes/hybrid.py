@@ -200,7 +200,7 @@ _QWEN3_5 = Family(
     kv_heads=4,
     head_dim=256,
     read=_qwen3_5_fields,
-    nested="qwen3_5_text",
+    nested=("qwen3_5_text",),
     eager=False,
 )
 _QWEN3_5_MOE = replace(
@@ -209,7 +209,7 @@ _QWEN3_5_MOE = replace(
     model_types=("qwen3_5_moe",),
     kv_heads=2,
     read=_qwen3_5_moe_fields,
-    nested="qwen3_5_moe_text",
+    nested=("qwen3_5_moe_text",),
     # Each layer has experts; the size of a dense MLP is of none.
     inner=1,
 )

@@ -4,6 +4,7 @@ Source of each: transformers `models/NAME/{configuration,modeling}_NAME.py`, and
 vLLM differs, the file of its `model_executor/models/` that is named.
 """
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from flytune.shapes import attention, mlp
 from flytune.shapes.family import Family, Value
 from flytune.shapes.fields import Fields
 from flytune.shapes.gemm import Engine
-from flytune.shapes.linears import Linear
+from flytune.shapes.linears import Linear, in_layers
 from flytune.shapes.moe import dense_then_sparse, sparse_fields
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _latent(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
     bias = config.attention_bias
     sparse_keys = config.extra("index_n_heads") > 0
     mla = attention.mla(config, engine, LAYERS, in_plan=in_plan, a_bias=bias)
-    picks = attention.indexer(config, engine, LAYERS) if sparse_keys else ()
+    picks = _picks(config, engine) if sparse_keys else ()
     return (
         *mla[:-1],
         *picks,
@@ -34,6 +35,15 @@ def _latent(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
         *dense_then_sparse(config, engine),
         *mlp.head(config, engine),
     )
+
+
+def _picks(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
+    """Return the indexer, in the layers that have one of their own."""
+    indexed = config.rows("indexed_layers")
+    linears = attention.indexer(config, engine, LAYERS)
+    if len(indexed) == config.num_hidden_layers:
+        return linears
+    return in_layers(indexed, linears) if indexed else ()
 
 
 def _latent_fields(fields: Fields) -> Mapping[str, Value]:
@@ -52,7 +62,35 @@ def _latent_fields(fields: Fields) -> Mapping[str, Value]:
 
 def _indexed_fields(fields: Fields) -> Mapping[str, Value]:
     names = ("index_n_heads", "index_head_dim")
-    return {**_latent_fields(fields)} | {name: fields.size(name) for name in names}
+    count = fields.size("num_hidden_layers")
+    return {
+        **_latent_fields(fields),
+        **{name: fields.size(name) for name in names},
+        "indexed_layers": tuple(range(count)),
+    }
+
+
+def _glm_fields(fields: Fields) -> Mapping[str, Value]:
+    return {**_indexed_fields(fields), "indexed_layers": _indexed(fields)}
+
+
+def _indexed(fields: Fields) -> tuple[int, ...]:
+    """Return the layers that pick keys anew; the others take an earlier layer's.
+
+    Source: `GlmMoeDsaConfig.__post_init__`; vLLM's `models/deepseek_v32/attention.py`
+    has the same rule for its `skip_topk`.
+    """
+    count = fields.size("num_hidden_layers")
+    types = fields.types("indexer_types", count, ("full", "shared"))
+    if types is not None:
+        return tuple(layer for layer, kind in enumerate(types) if kind == "full")
+    if (pattern := fields.raw.get("index_topk_pattern")) is not None:
+        if not re.fullmatch(f"[FS]{{{count}}}", str(pattern)):
+            raise fields.error("index_topk_pattern", f"is not {count} of F and S")
+        return tuple(layer for layer, kind in enumerate(pattern) if kind == "F")
+    every = max(fields.size("index_topk_freq", default=1, least=0), 1)
+    after = fields.size("index_skip_topk_offset", default=2, least=0)
+    return tuple(n for n in range(count) if max(n - after + 1, 0) % every == 0)
 
 
 LATENT = (
@@ -71,6 +109,16 @@ LATENT = (
         eager=False,
         untraced=("kimi_k2",),
     ),
+    # Kimi K2.5 and later, which also see.
+    Family(
+        "KimiK25ForConditionalGeneration",
+        ("kimi_k25",),
+        _latent,
+        read=_latent_fields,
+        nested=("kimi_k2", "deepseek_v3"),
+        eager=False,
+        untraced=("kimi_k2",),
+    ),
     Family(
         "DeepseekV32ForCausalLM",
         ("deepseek_v32",),
@@ -82,7 +130,7 @@ LATENT = (
         "GlmMoeDsaForCausalLM",
         ("glm_moe_dsa",),
         _latent,
-        read=_indexed_fields,
+        read=_glm_fields,
         eager=False,
     ),
 )

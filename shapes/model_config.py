@@ -182,9 +182,10 @@ def _text_fields(top: Fields, family: Family) -> Fields:
     text = top.raw.get("text_config")
     if not isinstance(text, dict):
         raise top.error("text_config", "is not an object")
-    given = text.get("model_type", family.nested)
-    if given != family.nested:
-        raise top.error("text_config", f"is not of model_type `{family.nested}`")
+    given = text.get("model_type", family.nested[0])
+    if given not in family.nested:
+        known = "` or `".join(family.nested)
+        raise top.error("text_config", f"is not of model_type `{known}`")
     outer = {name: top.raw[name] for name in _OF_BOTH if name in top.raw}
     return Fields({**outer, **text, "model_type": given}, top.source)
 

@@ -218,7 +218,7 @@ _LLAMA4 = Family(
     kv_heads=8,
     head_dim=128,
     read=_llama4_fields,
-    nested="llama4_text",
+    nested=("llama4_text",),
     eager=False,
 )
 MIXTURES = (

@@ -37,7 +37,7 @@ def read_fp8(fields: Fields, engine: Engine) -> Rule:
     Raises:
         ConfigError: the block, the type or the activations are not known.
     """
-    fields.word("fmt", ("e4m3",), "e4m3")
+    fields.word("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     fields.word("expert_dtype", ("fp8",), "fp8")
     activations = fields.word("activation_scheme", ("dynamic", "static"), "dynamic")
     block = fields.raw.get("weight_block_size", _own_block(fields, engine))

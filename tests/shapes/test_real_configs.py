@@ -1,0 +1,65 @@
+"""What real configs say that no small variant of a family does, worked out by hand."""
+
+from collections.abc import Callable
+
+import pytest
+from family_variants import named
+
+from flytune.shapes.derive import derive_shapes
+from flytune.shapes.model_config import ModelConfig
+
+Load = Callable[[str], ModelConfig]
+Row = tuple[int, int, int, str | None]
+"""n, k, count and scheme."""
+
+
+def rows_of(config: ModelConfig, pattern: str, tp: int) -> list[Row]:
+    rows = derive_shapes(config, tp=tp, engine="vllm", tokens=(8,))
+    return [(r.n, r.k, r.count, r.scaling) for r in named(rows, pattern)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "module", "expected"),
+    [
+        # 64 heads of 128 + 64 and a rank of 1536; 384 experts of 2048, 1 dense layer.
+        ("Kimi-K2-Instruct", 8, "q_b_proj", [(1536, 1536, 61, "block128")]),
+        ("Kimi-K2-Instruct", 8, "o_proj", [(7168, 1024, 61, "block128")]),
+        ("Kimi-K2-Instruct", 8, r"experts\.w13", [(512, 7168, 60, "block128")]),
+        # The same in four bits, of the experts alone.
+        ("Kimi-K2.5", 8, "o_proj", [(7168, 1024, 61, None)]),
+        ("Kimi-K2.5", 8, r"experts\.w2", [(7168, 256, 60, "gptq")]),
+        ("Kimi-K2.5", 8, r"shared_experts\.down_proj", [(7168, 256, 60, None)]),
+        ("Kimi-K2.6-NVFP4", 8, r"experts\.w13", [(512, 7168, 60, "nvfp4")]),
+        ("Kimi-K2.6-NVFP4", 8, "o_proj", [(7168, 1024, 61, None)]),
+        # 40 heads and 8 of keys, of 128; each layer a mixture of 16 experts of 8192.
+        ("Llama-4-Scout-17B-16E", 8, "qkv_proj", [(896, 5120, 48, None)]),
+        ("Llama-4-Scout-17B-16E", 8, r"experts\.w13", [(2048, 5120, 48, None)]),
+        ("Llama-4-Scout-17B-16E", 8, "lm_head", [(25256, 5120, 1, None)]),
+        # Keys are picked anew in layers 0 to 2, and then in each fourth from 6 on.
+        ("GLM-5.2", 8, r"indexer\.wq_b", [(4096, 2048, 21, None)]),
+        ("GLM-5.2", 8, "o_proj", [(6144, 2048, 78, None)]),
+        # 30 delta nets of 16 and 32 heads of 128, 10 layers of 16 heads of 256, gated.
+        ("Qwen3.5-35B-A3B", 1, "in_proj_qkvz", [(12288, 2048, 30, None)]),
+        ("Qwen3.5-35B-A3B", 1, "qkv_proj", [(9216, 2048, 10, None)]),
+        ("Qwen3.5-35B-A3B", 1, r"experts\.w13", [(1024, 2048, 40, None)]),
+        # 1536 features of an expert over 8 ranks are no whole blocks of 128.
+        ("MiniMax-M2.5", 8, "qkv_proj", [(1024, 3072, 62, "block128")]),
+        ("MiniMax-M2.5", 4, r"experts\.w13", [(768, 3072, 62, "block128")]),
+        ("MiniMax-M2.5", 8, r"experts\.w13", [(384, 3072, 62, "block64")]),
+    ],
+)
+def test_rows_of_real_checkpoints(
+    load: Load, name: str, tp: int, module: str, expected: list[Row]
+) -> None:
+    assert rows_of(load(name), module, tp) == expected
+
+
+def test_nemotron_has_layers_without_attention_and_mlps_of_many_sizes(
+    load: Load,
+) -> None:
+    config = load("Llama-3.3-Nemotron-Super-49B")
+    attention = rows_of(config, "qkv_proj", 8)
+    assert attention == [(1280, 8192, 49, None)]
+    mlps = rows_of(config, r"mlp\.gate_up_proj", 8)
+    assert sum(count for _, _, count, _ in mlps) == 80
+    assert all(k == 8192 for _, k, _, _ in mlps)
