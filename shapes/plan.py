@@ -8,6 +8,7 @@ from flytune.shapes.derive import Attention, ExpertCalls, Quant, derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.reach import Platform, with_reach
 from flytune.shapes.trace import TracedGemm, trace_gemms
 
 
@@ -25,6 +26,7 @@ def plan_shapes(
     ep: int = 1,
     quant: Quant | None = None,
     experts: ExpertCalls = "grouped",
+    platform: Platform = "cuda",
     trace: bool = True,
 ) -> tuple[GemmShape, ...]:
     """Derive one rank's GEMMs and check the model under them.
@@ -36,6 +38,9 @@ def plan_shapes(
     `tokens` is not empty. A model that transformers runs by remote code alone is not
     traced, as its rows say; `trace=False` trusts arithmetic, for where transformers is
     not installed.
+
+    Args:
+        platform: Where it is served, which decides how each GEMM is reached.
 
     Raises:
         ShapeMismatchError: arithmetic and trace differ; the message names the layer.
@@ -51,6 +56,7 @@ def plan_shapes(
         quant=quant,
         experts=experts,
     )
+    shapes = with_reach(shapes, platform, model.architecture, model.quantised)
     if not (trace and model.traceable):
         return shapes
     plain = replace(model, quantised="")

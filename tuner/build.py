@@ -21,6 +21,7 @@ from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.reach import is_reached, reach_words, unreached
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.cluster import check_address
@@ -60,9 +61,14 @@ def build(options: BuildOptions, progress: Progress) -> Built:
     _check_named(options)
     plan = make_plan(options)
     progress.say(
-        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs, {plan.policy.name} "
-        f"policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in {plan.work}"
+        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs at "
+        f"{_counted(options.tokens)}, {plan.policy.name} policy, about "
+        f"{plan.needed_bytes / GIB:.1f} GiB; kept in {plan.work}"
     )
+    if others := unreached((*plan.shapes, *plan.left_out)):
+        done = "left out" if plan.left_out else "built all the same"
+        reached = sum(map(is_reached, plan.shapes))
+        progress.say(f"plan: {reach_words(reached, others)}, and {done}")
     keys = _keys(options, progress)
     older = None
     if options.from_bundle is not None:
@@ -262,6 +268,10 @@ def _report_coverage(coverage: Coverage, progress: Progress) -> None:
         progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
     for reason, some in coverage.declined.items():
         progress.say(f"enumerate: no FlyDSL for {_first(some)}: {reason}")
+
+
+def _counted(tokens: tuple[int, ...]) -> str:
+    return f"{len(tokens)} token count{'s' if len(tokens) > 1 else ''}"
 
 
 def _first(names: tuple[str, ...]) -> str:

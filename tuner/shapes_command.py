@@ -10,23 +10,9 @@ from flytune.shapes.by_hand import read_by_hand
 from flytune.shapes.derive import Attention, ExpertCalls, Quant
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.plan import plan_shapes
+from flytune.shapes.reach import Platform
 from flytune.shapes.registry import find_model
-from flytune.shapes.tokens import DEFAULT_TOKENS, parse_tokens
-
-
-def read_tokens(
-    _context: click.Context, _parameter: click.Parameter, value: str
-) -> tuple[int, ...]:
-    """Read token counts such as `1,8,64`, as the callback of a click option.
-
-    Raises:
-        click.BadParameter: as `parse_tokens` finds fault.
-    """
-    try:
-        return parse_tokens(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
+from flytune.tuner.token_options import tokens_option
 
 model_option = click.option(
     "--model",
@@ -39,14 +25,6 @@ shapes_option = click.option(
     metavar="FILE",
     help="The GEMMs themselves instead of a model, a CSV file or JSON lines with the "
     "names that `flytune shapes --json` prints; without m, one for each of --tokens.",
-)
-tokens_option = click.option(
-    "--tokens",
-    callback=read_tokens,
-    metavar="COUNTS",
-    default=",".join(map(str, DEFAULT_TOKENS)),
-    show_default=True,
-    help="Static token counts of a forward pass, each an `m`.",
 )
 tp_option = click.option(
     "--tp",
@@ -110,6 +88,13 @@ def check_model(model: str | None, by_hand: Path | None) -> None:
     show_default=True,
     help="grouped: one GEMM of all experts on a rank; each: one of each with tokens.",
 )
+@click.option(
+    "--platform",
+    type=click.Choice(get_args(Platform)),
+    default="cuda",
+    show_default=True,
+    help="Where it is served, which decides how the GEMMs are reached.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 def shapes_command(
     model: str | None,
@@ -121,6 +106,7 @@ def shapes_command(
     attention: Attention,
     quant: Quant | None,
     experts: ExpertCalls,
+    platform: Platform,
     as_json: bool,
 ) -> None:
     """List the GEMMs that a model runs on one rank.
@@ -132,7 +118,7 @@ def shapes_command(
     if engine == "vllm" and attention == "eager":
         raise click.UsageError("--attention eager needs --engine transformers")
     if by_hand is not None:
-        shapes = read_by_hand(by_hand, tokens).shapes
+        shapes = read_by_hand(by_hand, tokens, platform).shapes
     else:
         assert model is not None, "refused above"
         config = find_model(model)
@@ -145,6 +131,7 @@ def shapes_command(
             attention=attention,
             quant=quant,
             experts=experts,
+            platform=platform,
         )
         if not config.traceable:
             note = "transformers has no model of it without remote code"
@@ -158,7 +145,7 @@ def shapes_command(
 
 def _table(shapes: tuple[GemmShape, ...]) -> str:
     """Align the columns: numbers to the right, words to the left."""
-    header = ("op", "m", "n", "k", "batch", "dtype", "count", "module", "rule")
+    header = ("op", "m", "n", "k", "batch", "dtype", "count", "reach", "module", "rule")
     numbers = {"m", "n", "k", "batch", "count"}
     rows = [header, *(_cells(shape) for shape in shapes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -179,6 +166,7 @@ def _cells(shape: GemmShape) -> tuple[str, ...]:
         *map(str, sizes),
         shape.scaling or shape.out_dtype,
         str(shape.count),
+        shape.reach,
         shape.module,
         shape.rule,
     )
