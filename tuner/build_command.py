@@ -41,8 +41,8 @@ T = TypeVar("T")
 @click.option(
     "--allow-unreached",
     is_flag=True,
-    help="Build GEMMs too that serving does not ask Inductor for: those in operators of "
-    "the engine's own, and those outside what it compiles.",
+    help="Build GEMMs too that serving does not ask Inductor for: those in operators "
+    "of the engine's own, and those outside what it compiles.",
 )
 @click.option(
     "--policy",
