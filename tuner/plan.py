@@ -122,14 +122,14 @@ def _isolated(
     """Return why no program stands for the model's GEMMs; nothing where one does."""
     if isinstance(model, HandList):
         return "its GEMMs are given by hand"
+    if options.ep > 1:
+        return f"one of {options.ep} expert-parallel ranks"
     if model.architecture not in BAKED:
         return f"the layers of {model.architecture} are not called here yet"
     if model.quantised:
         return f"the weights are quantised ({model.quantised})"
     if options.tp > 1:
         return f"one of {options.tp} ranks"
-    if options.ep > 1:
-        return f"one of {options.ep} expert-parallel ranks"
     if options.engine != "transformers":
         return f"{options.engine}'s own"
     if options.quant not in (None, "bf16"):
