@@ -8,7 +8,8 @@ from flytune.shapes.derive import Attention, ExpertCalls, Quant, derive_shapes
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.model_config import ModelConfig
-from flytune.shapes.reach import Platform, with_reach
+from flytune.shapes.reach import with_reach
+from flytune.shapes.reach_ways import Platform
 from flytune.shapes.trace import TracedGemm, trace_gemms
 
 

@@ -60,15 +60,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
     """
     _check_named(options)
     plan = make_plan(options)
-    progress.say(
-        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs at "
-        f"{_counted(options.tokens)}, {plan.policy.name} policy, about "
-        f"{plan.needed_bytes / GIB:.1f} GiB; kept in {plan.work}"
-    )
-    if others := unreached((*plan.shapes, *plan.left_out)):
-        done = "left out" if plan.left_out else "built all the same"
-        reached = sum(map(is_reached, plan.shapes))
-        progress.say(f"plan: {reach_words(reached, others)}, and {done}")
+    _say_plan(plan, options, progress)
     keys = _keys(options, progress)
     older = None
     if options.from_bundle is not None:
@@ -96,6 +88,19 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
+    counts = f"{len(options.tokens)} token count{'s' if options.tokens[1:] else ''}"
+    progress.say(
+        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs at {counts}, "
+        f"{plan.policy.name} policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in "
+        f"{plan.work}"
+    )
+    if others := unreached((*plan.shapes, *plan.left_out)):
+        done = "left out" if plan.left_out else "built all the same"
+        reached = sum(map(is_reached, plan.shapes))
+        progress.say(f"plan: {reach_words(reached, others)}, and {done}")
 
 
 def _check_named(options: BuildOptions) -> None:
@@ -268,10 +273,6 @@ def _report_coverage(coverage: Coverage, progress: Progress) -> None:
         progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
     for reason, some in coverage.declined.items():
         progress.say(f"enumerate: no FlyDSL for {_first(some)}: {reason}")
-
-
-def _counted(tokens: tuple[int, ...]) -> str:
-    return f"{len(tokens)} token count{'s' if len(tokens) > 1 else ''}"
 
 
 def _first(names: tuple[str, ...]) -> str:

@@ -7,7 +7,8 @@ from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
-from flytune.shapes.reach import Platform, is_reached, unreached
+from flytune.shapes.reach import is_reached, unreached
+from flytune.shapes.reach_ways import Platform
 from flytune.shapes.registry import find_model
 from flytune.tuner.options import BuildOptions
 

@@ -10,16 +10,13 @@ from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.reach import (
-    EAGER,
-    INDUCTOR,
-    WAYS,
-    Platform,
     is_reached,
     reach_of,
     reach_words,
     unreached,
     with_reach,
 )
+from flytune.shapes.reach_ways import EAGER, INDUCTOR, WAYS, Platform
 
 Load = Callable[[str], ModelConfig]
 LINEAR = GemmShape("mm", 8, 4096, 4096, module="model.layers.*.self_attn.o_proj")
