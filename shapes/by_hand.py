@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.fields import DTYPES, MAX_SIZE
-from flytune.shapes.gemm import FP4, Engine, GemmShape, Op
+from flytune.shapes.gemm import FP4, Engine, GemmShape, Op, Platform
 from flytune.shapes.reach import reach_of
-from flytune.shapes.reach_ways import CUSTOM_OP, PLACES, Platform
+from flytune.shapes.reach_ways import CUSTOM_OP, PLACES
 
 MAX_FILE_BYTES = 16 * 2**20
 TYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", FP4)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 Op = Literal["mm", "addmm", "bmm", "scaled_mm", "grouped_mm"]
 Engine = Literal["transformers", "vllm"]
+Platform = Literal["cuda", "rocm", "cpu"]
 FP4 = "float4_e2m1fn_x2"
 """torch's type of two 4-bit values in a byte; its tensors count bytes, K does not."""
 MX = {"mxfp8": "float8_e4m3fn", "mxfp4": FP4}

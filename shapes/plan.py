@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from flytune.shapes.derive import Attention, ExpertCalls, Quant, derive_shapes
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.gemm import Engine, GemmShape
+from flytune.shapes.gemm import Engine, GemmShape, Platform
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.reach import with_reach
-from flytune.shapes.reach_ways import Platform
 from flytune.shapes.trace import TracedGemm, trace_gemms
 
 

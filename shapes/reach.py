@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.gemm import GemmShape
-from flytune.shapes.reach_ways import INDUCTOR, WAYS, Part, Platform
+from flytune.shapes.gemm import GemmShape, Platform
+from flytune.shapes.reach_ways import INDUCTOR, WAYS, Part
 
 
 def reach_of(

@@ -4,11 +4,10 @@ from flytune.caches.device_profile import DeviceProfile
 from flytune.shapes.by_hand import HandList, read_by_hand
 from flytune.shapes.derive import Attention
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.gemm import GemmShape
+from flytune.shapes.gemm import GemmShape, Platform
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.reach import is_reached, unreached
-from flytune.shapes.reach_ways import Platform
 from flytune.shapes.registry import find_model
 from flytune.tuner.options import BuildOptions
 

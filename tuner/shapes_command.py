@@ -8,9 +8,8 @@ import click
 
 from flytune.shapes.by_hand import read_by_hand
 from flytune.shapes.derive import Attention, ExpertCalls, Quant
-from flytune.shapes.gemm import Engine, GemmShape
+from flytune.shapes.gemm import Engine, GemmShape, Platform
 from flytune.shapes.plan import plan_shapes
-from flytune.shapes.reach_ways import Platform
 from flytune.shapes.registry import find_model
 from flytune.tuner.token_options import tokens_option
 

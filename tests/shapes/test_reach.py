@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.gemm import Engine, GemmShape
+from flytune.shapes.gemm import Engine, GemmShape, Platform
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.reach import (
@@ -16,7 +16,7 @@ from flytune.shapes.reach import (
     unreached,
     with_reach,
 )
-from flytune.shapes.reach_ways import EAGER, INDUCTOR, WAYS, Platform
+from flytune.shapes.reach_ways import EAGER, INDUCTOR, WAYS
 
 Load = Callable[[str], ModelConfig]
 LINEAR = GemmShape("mm", 8, 4096, 4096, module="model.layers.*.self_attn.o_proj")
