@@ -55,6 +55,8 @@ _NOT_COMPILED = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Whose model lacks vLLM's `support_torch_compile`."""
 
 _TO_HUB = "integrations/finegrained_fp8.py"
+# The finer ones are of experts that ranks cut.
+_BLOCKS = ("block128", "block64", "block32")
 _TRANSFORMERS = (
     # A loop over the experts with tokens: Dynamo gives up on its frame.
     Way("transformers", EAGER, "models/*/modeling_*.py", ("experts",), ops=("mm",)),
@@ -81,7 +83,7 @@ _TRANSFORMERS = (
         schemes=("tensorwise", "mxfp8"),
         methods=("fp8", "mxfp8"),
     ),
-    Way("transformers", _op("finegrained_fp8"), _TO_HUB, schemes=("block128",)),
+    Way("transformers", _op("finegrained_fp8"), _TO_HUB, schemes=_BLOCKS),
     Way(
         "transformers",
         INDUCTOR,
