@@ -1,6 +1,7 @@
 """The columns of the tuning records: names, kinds, and what a value may be."""
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -48,8 +49,12 @@ SHAPE_COLUMNS = (
     Column("module", "str"),
     Column("count", "int"),
     Column("tp", "int"),
+    Column("ep", "int"),
     Column("engine", "str"),
+    Column("reach", "str", nullable=True),
 )
+SINCE_2: Mapping[str, Any] = {"ep": 1, "reach": None}
+"""The columns that schema 2 added, and what rows of schema 1 hold there."""
 COLUMNS = (
     *SHAPE_COLUMNS,
     Column("backend", "str"),

@@ -17,7 +17,13 @@ from typing import Any
 from flytune.caches.bundle import Bundle, writing
 from flytune.caches.choice import Wanted, choose, read_manifest
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, check_path
-from flytune.caches.oci import TARGET, Descriptor, annotations, ranks_and_engines
+from flytune.caches.oci import (
+    TARGET,
+    Descriptor,
+    annotations,
+    rank_words,
+    ranks_and_engines,
+)
 from flytune.caches.packing import check_absent, publish
 from flytune.caches.registry_client import certificates
 from flytune.caches.scratch import beside
@@ -146,7 +152,7 @@ def pull_from_hub(
 
 def _folder(manifest: Manifest) -> str:
     """Return the folder of a bundle: one target, model, rank and engine."""
-    ranks, engines = ranks_and_engines(manifest)
+    ranks, engines = rank_words(manifest), ranks_and_engines(manifest)[1]
     plain = (ranks, engines) == (("1",), ("transformers",))
     rank = "" if plain else f".tp{'-'.join(ranks)}.{'-'.join(engines)}"
     word = re.sub(r"[^\w.-]+", "-", f"{model_word(manifest)}{rank}")

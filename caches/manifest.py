@@ -43,7 +43,7 @@ class Manifest:
     """The version that packed it."""
     model: Mapping[str, Any]
     """`name`, `architecture`, `config_sha256`, and `tp` and `engine` since there are
-    merged bundles, whose `models` has these of each."""
+    merged bundles, whose `models` has these of each; `ep` since it may be given."""
     program: Mapping[str, Any]
     """What verify runs."""
     policy: Mapping[str, Any]

@@ -259,12 +259,23 @@ def ranks_and_engines(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, .
 
     It is one of each, but for a merged bundle.
     """
-    several = manifest.model.get("models")
-    models = several if isinstance(several, list) else [manifest.model]
-    rows = [model for model in models if isinstance(model, Mapping)]
+    rows = _models(manifest)
     ranks = {str(row.get("tp", 1)) for row in rows}
     engines = {str(row.get("engine", "transformers")) for row in rows}
     return tuple(sorted(ranks)), tuple(sorted(engines))
+
+
+def rank_words(manifest: Manifest) -> tuple[str, ...]:
+    """Name the ranks that a bundle serves, such as "8", or "8-ep4" with experts."""
+    rows = _models(manifest)
+    pairs = ((str(row.get("tp", 1)), str(row.get("ep", 1))) for row in rows)
+    return tuple(sorted({tp if ep == "1" else f"{tp}-ep{ep}" for tp, ep in pairs}))
+
+
+def _models(manifest: Manifest) -> list[Mapping[str, Any]]:
+    several = manifest.model.get("models")
+    models = several if isinstance(several, list) else [manifest.model]
+    return [model for model in models if isinstance(model, Mapping)]
 
 
 def _identity(manifest: Manifest, target: Target) -> str:
@@ -272,7 +283,7 @@ def _identity(manifest: Manifest, target: Target) -> str:
     digest = sha256_hex(canonical_json(deciding_parts(target)))[:12]
     ranks, engines = (
         re.sub(r"[^a-z0-9]+", "-", " ".join(names).lower())
-        for names in ranks_and_engines(manifest)
+        for names in (rank_words(manifest), ranks_and_engines(manifest)[1])
     )
     return f"{target.slug}.{digest}.tp{ranks}.{engines}"
 

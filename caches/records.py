@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flytune.caches.columns import (
     COLUMNS,
     SHAPE_COLUMNS,
+    SINCE_2,
     Status,
     check_value,
     from_json,
@@ -32,7 +33,7 @@ __all__ = [
     "write_records",
 ]
 
-RECORDS_SCHEMA = 1
+RECORDS_SCHEMA = 2
 RECORDS_NAME = "records.parquet"
 _SCHEMA_KEY = b"flytune.records.schema"
 
@@ -61,7 +62,10 @@ class TuningRecord:
     module: str
     count: int
     tp: int
+    ep: int = 1
     engine: str
+    reach: str | None = None
+    """As `GemmShape.reach`; None in a file that does not say it."""
     backend: str
     """Whose kernel: "aten", "triton", "cpp" or "flydsl"."""
     template: str | None
@@ -125,11 +129,12 @@ class TuningRecord:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Return the record of one JSON row.
+        """Return the record of one JSON row, also of one that schema 1 wrote.
 
         Raises:
             FlytuneError: a field is missing, unknown or of the wrong type.
         """
+        row = {**SINCE_2, **row}
         names = [column.name for column in COLUMNS]
         if missing := [name for name in names if name not in row]:
             raise FlytuneError(f"record field missing: `{missing[0]}`")

@@ -65,9 +65,9 @@ def program_name(single: Manifest) -> str:
 
 
 def _name(model: Mapping[str, Any], policy: Mapping[str, Any]) -> str:
-    rank = f" tp{model['tp']}" if model.get("tp", 1) != 1 else ""
+    ranks = [f" {n}{model[n]}" for n in ("tp", "ep") if model.get(n, 1) != 1]
     tokens = ",".join(map(str, policy.get("tokens") or ()))
-    return f"{model.get('name')}{rank} at {tokens} tokens"
+    return f"{model.get('name')}{''.join(ranks)} at {tokens} tokens"
 
 
 def _is_part(part: Any) -> bool:

@@ -4,14 +4,16 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.fields import DTYPES, MAX_SIZE
-from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape, Op
+from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape, Op, Platform
 from flytune.shapes.quant_schemes import INT_TYPES, SCALINGS
+from flytune.shapes.reach import reach_of
+from flytune.shapes.reach_ways import CUSTOM_OP, PLACES
 
 MAX_FILE_BYTES = 16 * 2**20
 TYPES = (*DTYPES, FP8, "float8_e5m2", "float8_e4m3fnuz", FP4)
@@ -38,11 +40,14 @@ class HandList:
     architecture: str = "by hand"
 
 
-def read_by_hand(path: Path, tokens: tuple[int, ...]) -> HandList:
+def read_by_hand(
+    path: Path, tokens: tuple[int, ...], platform: Platform = "cuda"
+) -> HandList:
     """Read GEMMs from a CSV file with a header, or from JSON lines.
 
     The names are those of `flytune shapes --json`, whose output it takes as it is; `n`
-    and `k` must be there, and without `m` a row stands for each of `tokens`.
+    and `k` must be there, and without `m` a row stands for each of `tokens`,
+    and without `reach` it is reached as a model's would be on `platform`.
 
     Raises:
         FlytuneError: the file cannot be read or holds no row, or a row has an unknown
@@ -65,7 +70,7 @@ def read_by_hand(path: Path, tokens: tuple[int, ...]) -> HandList:
     for line, row in _json_rows(text, path) if is_json else _csv_rows(text, path):
         one = _Row({k: v for k, v in row.items() if v not in (None, "")}, path, line)
         counts = tokens if "m" not in one.values else (one.size("m", 1),)
-        found.extend(one.shape(m) for m in counts)
+        found.extend(one.shape(m, platform) for m in counts)
     if not found:
         raise FlytuneError(f"no shapes in: `{path}`", hint="columns: n, k, m, op, ...")
     return HandList(path.stem, str(path), tuple(found), text)
@@ -116,7 +121,7 @@ class _Row:
         where = f"line {self.line} of `{self.path}`"
         return FlytuneError(f"{column} {fault} in {where}: `{value}`")
 
-    def shape(self, m: int) -> GemmShape:
+    def shape(self, m: int, platform: Platform) -> GemmShape:
         for column in self.values:
             if column not in _COLUMNS:
                 raise self.error(column, "is not a column of shapes")
@@ -143,7 +148,7 @@ class _Row:
             rule=str(self.values.get("rule", "by hand")),
         )
         self._check(shape)
-        return shape
+        return replace(shape, reach=self.reach() or reach_of(shape, platform))
 
     def _check(self, shape: GemmShape) -> None:
         if (shape.op == "grouped_mm") != (shape.groups > 0):
@@ -176,6 +181,13 @@ class _Row:
         if value not in ("true", "false"):
             raise self.error(column, "is not true or false")
         return value == "true"
+
+    def reach(self) -> str:
+        value = str(self.values.get("reach", ""))
+        known, name = (*PLACES, f"{CUSTOM_OP}NAME"), value.removeprefix(CUSTOM_OP)
+        if value not in ("", *PLACES) and name in ("", value):
+            raise self.error("reach", f"is not one of {', '.join(known)}")
+        return value
 
     def word(self, column: str, default: Any) -> Any:
         value = self.values.get(column, default)

@@ -54,6 +54,8 @@ class GemmShape:
     engine: Engine = "transformers"
     rule: str = ""
     """The rule that made the sizes, in words."""
+    reach: str = "inductor"
+    """How serving reaches it: "inductor", "eager" or "custom_op:NAME"."""
     traced: bool = False
     """Whether transformers' own model agreed, run without memory."""
 

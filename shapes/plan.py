@@ -9,6 +9,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import Engine, GemmShape, Platform
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.quant_schemes import Quant
+from flytune.shapes.reach import with_reach
 from flytune.shapes.trace import TracedGemm, trace_gemms
 
 
@@ -39,6 +40,9 @@ def plan_shapes(
     traced, as its rows say; `trace=False` trusts arithmetic, for where transformers is
     not installed.
 
+    Args:
+        platform: Where it is served, which decides how each GEMM is reached.
+
     Raises:
         ShapeMismatchError: arithmetic and trace differ; the message names the layer.
         FlytuneError: as `derive_shapes` and `trace_gemms` raise it.
@@ -54,6 +58,7 @@ def plan_shapes(
         experts=experts,
         platform=platform,
     )
+    shapes = with_reach(shapes, platform, model.architecture, model.quantised)
     if not (trace and model.traceable):
         return shapes
     plain = replace(model, quantised="", quantization="")

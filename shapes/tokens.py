@@ -1,29 +1,97 @@
 """The token counts that a user asks for: the `m` of every planned GEMM."""
 
-DEFAULT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Decode batch sizes that serving engines capture."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flytune.shapes.engine_sizes import sglang_sizes, vllm_sizes
+
+DEFAULT_TOKENS = "powers"
+"""What is planned where nothing is asked for: decode batches up to `LAST_POWER`."""
+LAST_POWER = 256
+"""Where `powers` ends unless it says so itself."""
 
 MAX_TOKENS = 2**24
 """Largest count taken; past it, products of sizes no longer fit 64 bits."""
+MAX_COUNTS = 1024
+"""Most counts taken: each of them is one more GEMM for every linear."""
 
 
-def parse_tokens(text: str) -> tuple[int, ...]:
-    """Read counts such as `1,8,64`, in the order given.
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How an engine is started, as far as it decides its token counts."""
+
+    max_num_seqs: int | None = None
+    """Most sequences of one decode step; None for the engine's own default."""
+    spec: int = 0
+    """Tokens that speculation drafts for a sequence in one step."""
+    prefill_chunk: int | None = None
+    """Most tokens of one step: vLLM's `max_num_batched_tokens`, SGLang's
+    `chunked_prefill_size`. None adds no count."""
+    tp: int = 1
+    """Tensor-parallel ranks."""
+
+
+PLAIN = Batches()
+"""The engines' defaults, and nothing drafted."""
+
+
+def parse_tokens(text: str, batches: Batches = PLAIN) -> tuple[int, ...]:
+    """Read counts such as `1,8,64`: each once, in the order first given.
+
+    A word is a number, `1..256` with both ends, `8..256/8` for every eighth, `powers`
+    for 1, 2, 4 up to 256, `powers..64`, or `vllm` and `sglang` for the sizes that the
+    engine captures. Numbers, ranges and powers count the sequences of a decode step,
+    each of which has `1 + batches.spec` tokens; an engine's sizes count tokens. The
+    prefill chunk comes last.
 
     Raises:
-        ValueError: a count is empty, not a decimal number, zero, negative, above
-            `MAX_TOKENS` or given twice; the message is one line for the user.
+        ValueError: a word is none of these, a count is not from 1 to `MAX_TOKENS`, a
+            range is empty, there are more than `MAX_COUNTS`, or `max_num_seqs` is
+            there for no engine; the message is one line for the user.
     """
-    counts: list[int] = []
-    for word in text.split(","):
-        count = _parse_count(word.strip(), text)
-        if count in counts:
-            raise ValueError(f"token count given twice: `{count}`")
-        counts.append(count)
+    words = [word.strip() for word in text.split(",")]
+    if batches.max_num_seqs is not None and not {"vllm", "sglang"} & set(words):
+        raise ValueError(
+            f"--max-num-seqs is of vllm and sglang alone, which are not in: `{text}`"
+        )
+    counts: dict[int, None] = {}
+    for word in words:
+        for count in _counts(word, text, batches):
+            _add(count, counts, text)
+    if batches.prefill_chunk is not None:
+        _add(batches.prefill_chunk, counts, text)
     return tuple(counts)
 
 
-def _parse_count(word: str, text: str) -> int:
+def _add(count: int, counts: dict[int, None], text: str) -> None:
+    if count > MAX_TOKENS:
+        raise ValueError(f"more than {MAX_TOKENS} tokens: `{count}`")
+    counts[count] = None
+    if len(counts) > MAX_COUNTS:
+        raise ValueError(f"more than {MAX_COUNTS} token counts: `{text}`")
+
+
+def _counts(word: str, text: str, batches: Batches) -> Sequence[int]:
+    each = 1 + batches.spec
+    if word == "vllm":
+        return vllm_sizes(batches.max_num_seqs, batches.spec, batches.prefill_chunk)
+    if word == "sglang":
+        return sglang_sizes(batches.max_num_seqs, batches.spec, batches.tp)
+    first, dots, rest = word.partition("..")
+    if first == "powers":
+        last = _number(rest, text) if dots else LAST_POWER
+        return [each * 2**power for power in range(last.bit_length())]
+    if not dots:
+        return [each * _number(word, text)]
+    end, slash, by = rest.partition("/")
+    low, high = _number(first, text), _number(end, text)
+    step = _number(by, text) if slash else 1
+    if high < low:
+        raise ValueError(f"a range of tokens that is empty: `{word}`")
+    return range(each * low, each * high + 1, each * step)
+
+
+def _number(word: str, text: str) -> int:
     if not word:
         raise ValueError(f"empty token count in: `{text}`")
     digits = word.removeprefix("-")

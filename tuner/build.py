@@ -21,6 +21,7 @@ from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.reach import is_reached, reach_words, unreached
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.cluster import check_address
@@ -59,10 +60,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
     """
     _check_named(options)
     plan = make_plan(options)
-    progress.say(
-        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs, {plan.policy.name} "
-        f"policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in {plan.work}"
-    )
+    _say_plan(plan, options, progress)
     keys = _keys(options, progress)
     older = None
     if options.from_bundle is not None:
@@ -90,6 +88,19 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         return publish(made, decisions, baked, progress)
+
+
+def _say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
+    counts = f"{len(options.tokens)} token count{'s' if options.tokens[1:] else ''}"
+    progress.say(
+        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs at {counts}, "
+        f"{plan.policy.name} policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in "
+        f"{plan.work}"
+    )
+    if others := unreached((*plan.shapes, *plan.left_out)):
+        done = "left out" if plan.left_out else "built all the same"
+        reached = sum(map(is_reached, plan.shapes))
+        progress.say(f"plan: {reach_words(reached, others)}, and {done}")
 
 
 def _check_named(options: BuildOptions) -> None:

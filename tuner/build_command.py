@@ -19,12 +19,13 @@ from flytune.tuner.build_arguments import parse_backends, parse_ops, parse_runne
 from flytune.tuner.shapes_command import (
     check_model,
     engine_option,
+    ep_option,
     model_option,
     quant_option,
     shapes_option,
-    tokens_option,
     tp_option,
 )
+from flytune.tuner.token_options import tokens_option
 from flytune.tuner.trust_options import trust_options
 
 T = TypeVar("T")
@@ -35,8 +36,15 @@ T = TypeVar("T")
 @shapes_option
 @tokens_option
 @tp_option
+@ep_option
 @engine_option
 @quant_option
+@click.option(
+    "--allow-unreached",
+    is_flag=True,
+    help="Build GEMMs too that serving does not ask Inductor for: those in operators "
+    "of the engine's own, and those outside what it compiles.",
+)
 @click.option(
     "--policy",
     type=click.Choice(["unfrozen", "frozen"]),
@@ -176,8 +184,10 @@ def build_command(
     by_hand: Path | None,
     tokens: tuple[int, ...],
     tp: int,
+    ep: int,
     engine: Engine,
     quant: Quant | None,
+    allow_unreached: bool,
     policy: str,
     attention: Attention | None,
     device: str,
@@ -219,8 +229,10 @@ def build_command(
         by_hand=by_hand,
         tokens=tokens,
         tp=tp,
+        ep=ep,
         engine=engine,
         quant=quant,
+        allow_unreached=allow_unreached,
         attention=attention,
         policy=policy,
         device=device,

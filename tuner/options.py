@@ -39,10 +39,14 @@ class BuildOptions:
     """A file that lists the GEMMs, in place of a model."""
     tp: int = 1
     """Tensor-parallel ranks, of which one is built for."""
+    ep: int = 1
+    """Expert-parallel ranks, of which one is built for."""
     engine: Engine = "transformers"
     """Whose program runs the model."""
     quant: Quant | None = None
     """How the decoder's linears are stored; None as the model says."""
+    allow_unreached: bool = False
+    """Whether GEMMs are built too that serving does not ask Inductor for."""
     bake: Bake = "layers"
     """What one graph of the baked program holds."""
     precompiled: bool = False

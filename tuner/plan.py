@@ -21,17 +21,16 @@ from flytune.caches.policy import (
 )
 from flytune.caches.program import BAKED, ProgramSpec
 from flytune.caches.target import Target
-from flytune.shapes.by_hand import HandList, read_by_hand
+from flytune.shapes.by_hand import HandList
 from flytune.shapes.derive import Attention
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 from flytune.shapes.model_config import ModelConfig
-from flytune.shapes.plan import plan_shapes
-from flytune.shapes.registry import find_model
 from flytune.tuner.candidate import stored_form
 from flytune.tuner.isolated import why_unlisted
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan_device import device_for
+from flytune.tuner.plan_gemms import list_gemms, worth_building
 
 GIB = 2**30
 # torch, transformers and what compiling takes, beside the weights.
@@ -60,19 +59,22 @@ class Plan:
     """This build's own directory: the same build finds it again."""
     out: Path
     """Where the bundle will be."""
+    left_out: tuple[GemmShape, ...] = ()
+    """GEMMs of the model that serving does not ask Inductor for, and not built."""
 
 
 def make_plan(options: BuildOptions) -> Plan:
     """Derive the shapes and refuse early what cannot end well.
 
     Raises:
-        FlytuneError: the model is unknown, torch unsupported, the output exists or
-            cannot be written, or memory is short.
+        FlytuneError: the model is unknown, torch unsupported, Inductor is asked for
+            none of its GEMMs, the output exists or cannot be written, or memory is
+            short.
     """
     require_torch()
     profile = device_for(options)
     attention = options.attention or ("eager" if profile is None else "sdpa")
-    model, shapes = _shapes(options, attention)
+    model, listed = list_gemms(options, attention, profile)
     policy = _policy(options, model, attention, profile)
     program = None
     reason = _isolated(options, profile, model)
@@ -86,6 +88,7 @@ def make_plan(options: BuildOptions) -> Plan:
             f"no program to bake: {reason}",
             hint=f"compile for {name or 'it '}with --compile-only",
         )
+    shapes, left_out = worth_building(listed, options)
     target = Target.here(
         threads=options.threads,
         hardware=None if profile is None else profile.hardware(),
@@ -109,28 +112,9 @@ def make_plan(options: BuildOptions) -> Plan:
         "versions": [importlib.metadata.version(name) for name in _VERSIONED],
     }
     work = options.work / f"{model.name.lower()}-{_digest(identity)}"
-    return Plan(model, shapes, program, policy, target, profile, needed, work, out)
-
-
-def _shapes(
-    options: BuildOptions, attention: Attention
-) -> tuple[ModelConfig | HandList, tuple[GemmShape, ...]]:
-    if options.by_hand is not None:
-        if options.ops != ("gemm",):
-            raise FlytuneError(
-                "shapes by hand do not say the sizes of rmsnorm and topk",
-                hint="leave --ops out",
-            )
-        listed = read_by_hand(options.by_hand, options.tokens)
-        return listed, listed.shapes
-    model = find_model(options.model)
-    return model, plan_shapes(
-        model,
-        tp=options.tp,
-        engine=options.engine,
-        tokens=options.tokens,
-        attention=attention,
-        quant=options.quant,
+    return Plan(
+        *(model, shapes, program, policy, target, profile, needed, work, out),
+        left_out=left_out,
     )
 
 
@@ -140,6 +124,8 @@ def _isolated(
     """Return why no program stands for the model's GEMMs; nothing where one does."""
     if isinstance(model, HandList):
         return "its GEMMs are given by hand"
+    if options.ep > 1:
+        return f"one of {options.ep} expert-parallel ranks"
     if model.architecture not in BAKED:
         return f"the layers of {model.architecture} are not called here yet"
     if model.quantised:

@@ -19,6 +19,7 @@ from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.caches.verdict import Verdict
 from flytune.caches.verify import verify_directory
+from flytune.shapes.reach import is_reached, unreached
 from flytune.tuner.bake import Bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.decision import Decision
@@ -128,6 +129,7 @@ def manifest_of(
             "architecture": plan.model.architecture,
             "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
             "tp": options.tp,
+            "ep": options.ep,
             "engine": options.engine,
         },
         program={"kind": "none"} if plan.program is None else plan.program.to_json(),
@@ -151,6 +153,8 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
     return {
         "enumerated": "isolated" if made.plan.program is None else "program",
         "planned": len(made.plan.shapes),
+        "reached": sum(map(is_reached, made.plan.shapes)),
+        "unreached": unreached((*made.plan.shapes, *made.plan.left_out)),
         "lists": len(coverage.tasks),
         "tuned": sum(d.was_choice and d.was_timed for d in decisions),
         "untimed": [

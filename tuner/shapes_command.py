@@ -12,22 +12,7 @@ from flytune.shapes.gemm import Engine, GemmShape, Platform
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.quant_schemes import Quant
 from flytune.shapes.registry import find_model
-from flytune.shapes.tokens import DEFAULT_TOKENS, parse_tokens
-
-
-def read_tokens(
-    _context: click.Context, _parameter: click.Parameter, value: str
-) -> tuple[int, ...]:
-    """Read token counts such as `1,8,64`, as the callback of a click option.
-
-    Raises:
-        click.BadParameter: as `parse_tokens` finds fault.
-    """
-    try:
-        return parse_tokens(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
+from flytune.tuner.token_options import tokens_option
 
 model_option = click.option(
     "--model",
@@ -40,14 +25,6 @@ shapes_option = click.option(
     metavar="FILE",
     help="The GEMMs themselves instead of a model, a CSV file or JSON lines with the "
     "names that `flytune shapes --json` prints; without m, one for each of --tokens.",
-)
-tokens_option = click.option(
-    "--tokens",
-    callback=read_tokens,
-    metavar="COUNTS",
-    default=",".join(map(str, DEFAULT_TOKENS)),
-    show_default=True,
-    help="Static token counts of a forward pass, each an `m`.",
 )
 tp_option = click.option(
     "--tp",
@@ -142,7 +119,7 @@ def shapes_command(
     if engine == "vllm" and attention == "eager":
         raise click.UsageError("--attention eager needs --engine transformers")
     if by_hand is not None:
-        shapes = read_by_hand(by_hand, tokens).shapes
+        shapes = read_by_hand(by_hand, tokens, platform).shapes
     else:
         assert model is not None, "refused above"
         config = find_model(model)
@@ -169,7 +146,7 @@ def shapes_command(
 
 def _table(shapes: tuple[GemmShape, ...]) -> str:
     """Align the columns: numbers to the right, words to the left."""
-    header = ("op", "m", "n", "k", "batch", "dtype", "count", "module", "rule")
+    header = ("op", "m", "n", "k", "batch", "dtype", "count", "reach", "module", "rule")
     numbers = {"m", "n", "k", "batch", "count"}
     rows = [header, *(_cells(shape) for shape in shapes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -190,6 +167,7 @@ def _cells(shape: GemmShape) -> tuple[str, ...]:
         *map(str, sizes),
         shape.scaling or shape.out_dtype,
         str(shape.count),
+        shape.reach,
         shape.module,
         shape.rule,
     )

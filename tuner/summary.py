@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from flytune.caches.manifest import Manifest
 from flytune.caches.policy import CUDA_POLICY
 from flytune.caches.verdict import Verdict
+from flytune.shapes.reach import reach_words
 
 if TYPE_CHECKING:
     from flytune.tuner.publish import Built
@@ -75,7 +76,7 @@ def _compiled_lines(built: "Built") -> list[str]:
         f"        {kind}: {_counted(some)}" for kind, some in row["by_kind"].items()
     ]
     lines += [f"        {name}: {said}" for name, said in row["eager"].items()]
-    lines += _missing_lines(row)
+    lines += [*_reach_lines(row), *_missing_lines(row)]
     if built.verdict is not None:
         hits = built.verdict.lookups.get("flydsl hit", 0)
         lines.append(f"verify  {hits} kernels of FlyDSL's found, compiling nothing")
@@ -118,7 +119,7 @@ def _coverage_lines(manifest: Manifest) -> list[str]:
     ):
         if row[name]:
             lines.append(f"        {len(row[name])} {words}: {'; '.join(row[name])}")
-    lines += _missing_lines(row)
+    lines += [*_reach_lines(row), *_missing_lines(row)]
     passes = manifest.bake["passes"]
     settled = "the last compiled nothing" if manifest.bake["settled"] else "not settled"
     lines.append(f"baked   {len(passes)} passes, {settled}")
@@ -129,6 +130,13 @@ def _coverage_lines(manifest: Manifest) -> list[str]:
             "guards; `flytune inspect` names them"
         )
     return lines
+
+
+def _reach_lines(coverage: Mapping[str, Any]) -> list[str]:
+    """Say how many GEMMs serving asks Inductor for, where it is not all."""
+    if not coverage["unreached"]:
+        return []
+    return [f"        {reach_words(coverage['reached'], coverage['unreached'])}"]
 
 
 def _missing_lines(coverage: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from flytune.caches.program import model_path
 from flytune.shapes.gemm import MX, GemmShape, Op
+from flytune.shapes.reach import is_reached
 from flytune.tuner.candidate import CandidateList, TuneTask
 from flytune.tuner.isolated import piece_name
 from flytune.tuner.operands import LINEARS, POSITIONS, Places, problem
@@ -82,6 +83,8 @@ def join(
             # Decided like the others, or the bake would tune it.
             unplanned.append(offered)
             planned = (_unplanned_shape(offered),)
+        # What serving reaches stands for what it has besides.
+        planned = tuple(sorted(planned, key=lambda shape: not is_reached(shape)))
         modules = tuple(shape.module for shape in planned)
         old = tasks.get(offered.key)
         if old is None:

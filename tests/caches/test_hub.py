@@ -101,7 +101,8 @@ def many(
 
 def test_fleet_in_one_repository(tmp_path: Path) -> None:
     far = installable(tmp_path, "far.tar.zst", target=elsewhere())
-    rank = installable(tmp_path, "rank.tar.zst", model={"name": "tiny", "tp": 2})
+    ranks = {"name": "tiny", "tp": 2, "ep": 4}
+    rank = installable(tmp_path, "rank.tar.zst", model=ranks)
     pull = ("pull", f"hf://{REPO}", "--for-host")
     with serve() as hub:
         *pushed, found, missed = many(
@@ -110,7 +111,8 @@ def test_fleet_in_one_repository(tmp_path: Path) -> None:
             pull,
             (*pull, "--tp", 1),
         )
-        assert f"{SLUG}/tiny.tp2.transformers/manifest.json" in hub.commits[hub.head]
+        names = hub.commits[hub.head]
+        assert f"{SLUG}/tiny.tp2-ep4.transformers/manifest.json" in names
     assert [code for code, _, _ in pushed] == [0, 0]
     assert found[1].endswith(f"out     tiny.{SLUG}.tar.zst\n"), found
     assert Bundle.open(tmp_path / f"tiny.{SLUG}.tar.zst").manifest.model["tp"] == 2

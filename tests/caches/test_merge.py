@@ -18,7 +18,7 @@ from flytune.caches.keyring import own_key
 from flytune.caches.keys import GraphKey, read_keys, write_keys
 from flytune.caches.merge import Merged, merge
 from flytune.caches.records import TuningRecord, read_records, write_records
-from flytune.caches.several import singles
+from flytune.caches.several import part_name, singles
 from flytune.caches.target import Target
 from flytune.caches.trust import HERE, Trust, UntrustedError, admit
 from flytune.shapes.errors import FlytuneError
@@ -330,3 +330,14 @@ def test_what_nobody_vouches_for_is_not_joined(
         merge(paths, tmp_path / "untrusted")
     merge(paths, tmp_path / "unsigned", trust=Trust(allow_unsigned=True))
     assert Bundle.open(tmp_path / "unsigned").envelope is None
+
+
+def test_a_part_is_named_with_its_ranks() -> None:
+    policy = {"tokens": [1, 8]}
+    for ranks, words in (
+        ({}, "tiny at 1,8 tokens"),
+        ({"tp": 1, "ep": 1}, "tiny at 1,8 tokens"),
+        ({"tp": 8, "ep": 4}, "tiny tp8 ep4 at 1,8 tokens"),
+    ):
+        model = {"name": "tiny", **ranks}
+        assert part_name({"model": model, "policy": policy}) == words

@@ -112,8 +112,21 @@ def test_newer_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(records, "RECORDS_SCHEMA", 7)
         write_records([record()], tmp_path / "r.parquet")
-    with pytest.raises(FlytuneError, match=r"records schema 7 is newer .*: 1"):
+    with pytest.raises(FlytuneError, match=r"records schema 7 is newer .*: 2"):
         read_records(tmp_path / "r.parquet")
+
+
+def test_a_file_of_schema_1_says_no_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = tuple(c for c in columns.COLUMNS if c.name not in columns.SINCE_2)
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "RECORDS_SCHEMA", 1)
+        patch.setattr(records, "COLUMNS", older)
+        write_records([record()], tmp_path / "r.parquet")
+    (read,) = read_records(tmp_path / "r.parquet")
+    assert (read.ep, read.reach) == (1, None)
+    assert replace(read, reach="inductor") == record()
 
 
 def test_other_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,11 @@ def test_fleet_is_one_index(tmp_path: Path, repo: str) -> None:
     assert len(whole) == 3
     assert sum("amx" in name for name in whole) == 1
     assert sum(name.endswith(" 2 vllm") for name in whole) == 1
+    # Expert-parallel ranks hold other experts: it takes nobody's place.
+    experts = installable(tmp_path, "ep.tar.zst", model={**ranks, "ep": 2})
+    send(experts, f"{repo}:fleet")
+    assert len(held(f"{repo}:fleet")) == 4
+    whole = held(f"{repo}:fleet")
     # The same target again takes the place of the first.
     newer = installable(tmp_path, "newer.tar.zst", timed_on="cpu")
     pushed = send(newer, f"{repo}:fleet")

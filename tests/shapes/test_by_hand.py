@@ -71,6 +71,9 @@ def test_what_shapes_prints_is_read_back(tmp_path: Path, engine: str) -> None:
         ({"op": "grouped_mm"}, "groups does not go with grouped_mm"),
         ({"scaling": "mxfp8"}, "scaling does not go with mm"),
         ({"op": "scaled_mm"}, "scaling does not go with scaled_mm"),
+        ({"reach": "triton"}, "reach is not one of inductor, eager, custom_op:NAME"),
+        ({"reach": "custom_op:"}, "reach is not one of inductor, eager, custom_op:"),
+        ({"reach": ["eager"]}, "reach is not one of inductor, eager, custom_op:"),
         ({"N": 8}, "N is not a column of shapes"),
     ],
 )

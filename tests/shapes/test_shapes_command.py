@@ -9,7 +9,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.shapes_command import shapes_command
 
 FIELDS = "op,m,n,k,batch,groups,a_dtype,b_dtype,out_dtype,layout,scaling,bias,module"
-FIELDS += ",count,tp,ep,engine,rule,traced"
+FIELDS += ",count,tp,ep,engine,rule,reach,traced"
 
 
 def run(*arguments: str) -> Result:
@@ -38,10 +38,38 @@ def test_the_table_has_a_line_a_shape_and_the_default_counts() -> None:
     result = run("--model", "Qwen3-4B")
     assert result.exit_code == 0
     header, *lines = result.stdout.splitlines()
-    assert " ".join(header.split()) == "op m n k batch dtype count module rule"
+    assert " ".join(header.split()) == "op m n k batch dtype count reach module rule"
     assert len(lines) == 8 * 9
     assert " ".join(lines[0].split()[:7]) == "mm 1 4096 2560 1 bfloat16 36"
     assert {line.index("bfloat16") for line in lines} == {header.index("dtype")}
+
+
+def test_an_engine_s_sizes_are_its_own_of_the_ranks() -> None:
+    fixed = ("--model", "Qwen3-4B", "--engine", "vllm", "--json")
+    rows = run(*fixed, "--tokens", "vllm", "--max-num-seqs", "8", "--spec", "1")
+    counts = [json.loads(row)["m"] for row in rows.stdout.splitlines()][::5]
+    assert counts == [1, 2, 4, 8, 16, 24, 32]
+    rows = run(*fixed, "--tokens", "1,sglang", "--tp", "4", "--prefill-chunk", "8192")
+    counts = [json.loads(row)["m"] for row in rows.stdout.splitlines()][::5]
+    assert (counts[-2:], len(counts)) == ([512, 8192], 53)
+
+
+def test_a_row_says_how_serving_reaches_it() -> None:
+    fixed = ("--model", "Qwen3-4B", "--tokens", "8", "--engine", "vllm")
+    ways = {
+        platform: [
+            json.loads(row)["reach"]
+            for row in run(*fixed, "--platform", platform, "--json").stdout.splitlines()
+        ]
+        for platform in ("cuda", "rocm", "cpu")
+    }
+    assert ways == {
+        "cuda": ["inductor"] * 4 + ["eager"],
+        "rocm": ["custom_op:vllm::rocm_unquantized_gemm"] * 4 + ["eager"],
+        "cpu": ["custom_op:_C::onednn_mm"] * 4 + ["eager"],
+    }
+    header, *lines = run(*fixed).stdout.splitlines()
+    assert [line[header.index("reach") :].split()[0] for line in lines] == ways["cuda"]
 
 
 def test_eager_attention_is_listed() -> None:
@@ -68,7 +96,11 @@ def test_a_quantised_linear_shows_its_scheme() -> None:
         (("--tokens", "-8"), "token counts start at 1: `-8`"),
         (("--tokens", "8,x"), "not a number of tokens: `x`"),
         (("--tokens", ""), "empty token count in: ``"),
-        (("--tokens", "8,8"), "token count given twice: `8`"),
+        (("--tokens", "8..1"), "a range of tokens that is empty: `8..1`"),
+        (("--tokens", "1..2000"), "more than 1024 token counts: `1..2000`"),
+        (("--tokens", "8", "--max-num-seqs", "8"), "--max-num-seqs is of vllm"),
+        (("--spec", "-1"), "-1 is not in the range x>=0"),
+        (("--platform", "tpu"), "'tpu' is not one of 'cuda', 'rocm', 'cpu'"),
         (("--tp", "0"), "0 is not in the range x>=1"),
         (("--tp", "two"), "'two' is not a valid integer"),
         (("--quant", "int4"), "'int4' is not one of 'bf16', 'fp8', 'fp8_rowwise'"),

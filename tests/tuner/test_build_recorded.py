@@ -18,6 +18,7 @@ def arguments_for(model: str, quant: str, folder: Path) -> tuple[str, ...]:
     return (
         *("build", "--model", model, "--tokens", "32", "--target", "mi355x"),
         *("--engine", "vllm", "--quant", quant, "--backends", "ATEN,FLYDSL"),
+        "--allow-unreached",
         *("--runner", f"recorded:{TABLE}", "--work", str(folder / "work")),
     )
 
@@ -45,6 +46,15 @@ def test_the_bundle_says_whose_times_they_are(build: Build) -> None:
     assert source.startswith("flydsl.csv: pytorch/pytorch#194987")
     assert manifest.coverage["sources"][source] == 4
     assert "by 4 times that others recorded; none was timed here" in build.stdout
+    # vLLM runs none of them through Inductor on such a device.
+    assert (manifest.coverage["planned"], manifest.coverage["reached"]) == (5, 0)
+    assert manifest.coverage["unreached"] == {
+        "custom_op:_mxfp8_linear_kernel": 4,
+        "eager": 1,
+    }
+    words = "0 of 5 GEMMs are reached by Inductor; the others are custom_op:_mxfp8"
+    assert words in build.stdout
+    assert words in build.log
     won = {w["modules"][0].rpartition(".")[2]: w["backend"] for w in manifest.winners}
     assert (won["o_proj"], won["gate_up_proj"]) == (FLYDSL, FLYDSL)
     # Without a time the library's kernel is left.

@@ -80,6 +80,8 @@ def test_the_manifest_says_that_nothing_ran(compiled_build: Build) -> None:
     assert manifest.inductor_config == {}
     coverage = manifest.coverage
     assert (coverage["planned"], coverage["lists"], coverage["tuned"]) == (8, 1, 0)
+    assert (coverage["reached"], coverage["unreached"]) == (8, {})
+    assert (manifest.model["tp"], manifest.model["ep"]) == (1, 1)
     assert (coverage["missing"], coverage["unplanned"]) == ({}, [])
     count = len(candidates(compiled_build))
     assert (coverage["candidates"], coverage["compiled"]) == ({"ok": count}, count - 1)

@@ -398,7 +398,7 @@ def test_a_quantised_checkpoint_is_planned_where_nothing_is_baked(
 ) -> None:
     config = Path(__file__).parents[1] / "data" / "configs" / "Qwen3-32B-FP8.json"
     there = {"target": "h200", "compile_only": True, "engine": "vllm"}
-    there |= {"attention": "sdpa"}
+    there |= {"attention": "sdpa", "allow_unreached": True}
     made = make_plan(options(tmp_path, model=str(config), tokens=(16,), **there))
     assert [shape.scaling for shape in made.shapes] == ["block128"] * 4 + [None]
     assert made.program is None
@@ -413,6 +413,7 @@ def test_a_plan_of_which_nothing_has_a_list_is_refused(tmp_path: Path) -> None:
         "scaled_mm,2560,4096,bfloat16,uint4,awq,down_proj\n"
     )
     there = {"target": "h200", "compile_only": True, "out": None}
+    there["allow_unreached"] = True
     with pytest.raises(FlytuneError) as caught:
         make_plan(options(tmp_path, model="", by_hand=listed, **there))
     assert str(caught.value) == (

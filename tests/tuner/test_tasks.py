@@ -74,6 +74,12 @@ def test_a_fused_list_is_of_every_module_of_its_sizes() -> None:
     assert coverage.missing == (Q,)
 
 
+def test_a_gemm_that_serving_reaches_stands_for_one_that_it_does_not() -> None:
+    eager = replace(GATE, reach="eager")
+    (task,) = join([eager, UP], [listed(GATE, module="")]).tasks
+    assert (task.shape, task.modules) == (UP, (UP.module, eager.module))
+
+
 def test_a_list_of_an_unplanned_module_is_of_every_module_of_its_sizes() -> None:
     assert planned_for(listed(GATE, module="mlp.fused"), [GATE, UP]) == (GATE, UP)
 

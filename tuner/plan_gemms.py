@@ -1,0 +1,71 @@
+"""The GEMMs of a build: a model's, and those of them that are worth building."""
+
+from flytune.caches.device_profile import DeviceProfile
+from flytune.shapes.by_hand import HandList, read_by_hand
+from flytune.shapes.derive import Attention
+from flytune.shapes.errors import FlytuneError
+from flytune.shapes.gemm import GemmShape, Platform
+from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.plan import plan_shapes
+from flytune.shapes.reach import is_reached, unreached
+from flytune.shapes.registry import find_model
+from flytune.tuner.options import BuildOptions
+
+
+def list_gemms(
+    options: BuildOptions, attention: Attention, profile: DeviceProfile | None
+) -> tuple[ModelConfig | HandList, tuple[GemmShape, ...]]:
+    """Return what a build was asked for, and its GEMMs.
+
+    Raises:
+        FlytuneError: the model is unknown, or its GEMMs or those of a file cannot be
+            listed.
+    """
+    platform = _platform(profile)
+    if options.by_hand is not None:
+        if options.ops != ("gemm",):
+            raise FlytuneError(
+                "shapes by hand do not say the sizes of rmsnorm and topk",
+                hint="leave --ops out",
+            )
+        listed = read_by_hand(options.by_hand, options.tokens, platform)
+        return listed, listed.shapes
+    model = find_model(options.model)
+    return model, plan_shapes(
+        model,
+        tp=options.tp,
+        ep=options.ep,
+        engine=options.engine,
+        tokens=options.tokens,
+        attention=attention,
+        quant=options.quant,
+        platform=platform,
+    )
+
+
+def _platform(profile: DeviceProfile | None) -> Platform:
+    if profile is None:
+        return "cpu"
+    return "rocm" if profile.vendor == "amd" else "cuda"
+
+
+def worth_building(
+    listed: tuple[GemmShape, ...], options: BuildOptions
+) -> tuple[tuple[GemmShape, ...], tuple[GemmShape, ...]]:
+    """Return the GEMMs to build and those left out.
+
+    Inductor's caches cannot help what serving never asks Inductor for.
+
+    Raises:
+        FlytuneError: that is all of them, and `allow_unreached` was not asked for.
+    """
+    if options.allow_unreached:
+        return listed, ()
+    reached = tuple(filter(is_reached, listed))
+    if not reached:
+        raise FlytuneError(
+            f"serving asks Inductor for none of the {len(listed)} GEMMs, which are "
+            f"{', '.join(unreached(listed))}",
+            hint="--allow-unreached builds them all the same",
+        )
+    return reached, tuple(shape for shape in listed if not is_reached(shape))
