@@ -100,10 +100,25 @@ def make_plan(options: BuildOptions) -> Plan:
     _check_output(out)
     needed = needed_bytes(shapes, policy, program)
     _check_memory(shapes, needed, profile)
+    rows = [shape.to_row() for shape in shapes]
+    made = rows if program is None else program.to_json()
+    work = options.work / _own_name(model.name, made, policy, target, options)
+    return Plan(
+        *(model, shapes, program, policy, target, profile, needed, work, out),
+        left_out=left_out,
+    )
+
+
+def _own_name(
+    model: str, made: Any, policy: ServingPolicy, target: Target, options: BuildOptions
+) -> str:
+    """Return the name of the directory that this very build finds again.
+
+    Args:
+        made: What the lists of candidates come from, as JSON.
+    """
     identity = {
-        "program": [shape.to_row() for shape in shapes]
-        if program is None
-        else program.to_json(),
+        "program": made,
         "policy": policy.to_json(),
         "target": target.to_json(),
         "search": options.search,
@@ -111,11 +126,7 @@ def make_plan(options: BuildOptions) -> Plan:
         "form": stored_form(),
         "versions": [importlib.metadata.version(name) for name in _VERSIONED],
     }
-    work = options.work / f"{model.name.lower()}-{_digest(identity)}"
-    return Plan(
-        *(model, shapes, program, policy, target, profile, needed, work, out),
-        left_out=left_out,
-    )
+    return f"{model.lower()}-{_digest(identity)}"
 
 
 def _isolated(
