@@ -408,7 +408,7 @@ OPT = {"quant_method": "modelopt"}
         ({"quant_method": 7}, "unknown quant_method in `q.json`: `7`"),
         ({}, "unknown quant_method in `q.json`: `none`"),
         ("fp8", "not a JSON object: `q.json`"),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is not e4m3 in"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is not e4m3 or float8_e4m3fn in"),
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype is not fp8"),
         ({"quant_method": "fp8", "activation_scheme": 1}, "activation_scheme is not"),
         (

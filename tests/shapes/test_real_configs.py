@@ -1,12 +1,15 @@
 """What real configs say that no small variant of a family does, worked out by hand."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 from family_variants import named
 
 from flytune.shapes.derive import derive_shapes
-from flytune.shapes.model_config import ModelConfig
+from flytune.shapes.fields import ConfigError
+from flytune.shapes.model_config import ModelConfig, parse_config
+from flytune.shapes.plan import plan_shapes
 
 Load = Callable[[str], ModelConfig]
 Row = tuple[int, int, int, str | None]
@@ -52,6 +55,33 @@ def test_rows_of_real_checkpoints(
     load: Load, name: str, tp: int, module: str, expected: list[Row]
 ) -> None:
     assert rows_of(load(name), module, tp) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ({}, 21),
+        ({"indexer_types": None}, 21),
+        ({"indexer_types": None, "index_topk_freq": None}, 78),
+        ({"indexer_types": None, "index_topk_pattern": "F" + "S" * 77}, 1),
+    ],
+)
+def test_layers_that_pick_keys_anew_are_told_in_three_ways(
+    load: Load, said: dict[str, object], count: int
+) -> None:
+    raw = json.loads(load("GLM-5.2").raw) | said
+    text = json.dumps({name: value for name, value in raw.items() if value is not None})
+    config = parse_config(text, name="GLM", source="GLM")
+    assert rows_of(config, r"indexer\.wq_b", 1) == [(4096, 2048, count, None)]
+    rows = plan_shapes(config, tp=1, engine="transformers", tokens=(8,))
+    assert {row.traced for row in rows} == {True}
+
+
+def test_a_pattern_of_layers_that_is_none(load: Load) -> None:
+    raw = json.loads(load("GLM-5.2").raw)
+    raw |= {"indexer_types": None, "index_topk_pattern": "FFX"}
+    with pytest.raises(ConfigError, match="index_topk_pattern is not 78 of F and S"):
+        parse_config(json.dumps(raw), name="GLM", source="GLM")
 
 
 def test_nemotron_has_layers_without_attention_and_mlps_of_many_sizes(
