@@ -22,6 +22,8 @@ class Covered:
     log: ObservedGemms
     rows: tuple[tuple[ObservedGemm, int, Holding], ...]
     """GEMM, calls and holding; the most frequent first."""
+    unclear: bool
+    """Whether the log counts tokens and the bundle does not say the rows of each."""
 
     @property
     def calls(self) -> int:
@@ -44,7 +46,11 @@ class Covered:
         if not log.rows:
             why = "; ".join(f"{n} {reason}" for reason, n in log.set_aside.items())
             raise FlytuneError(f"no GEMMs in log, {why or 'no row'}: `{log.source}`")
-        return cls(log, tuple((gemm, n, held.of(gemm)) for gemm, n in log.rows))
+        unclear = held.experts_per_token is None and any(
+            gemm.tokens is not None for gemm, _ in log.rows
+        )
+        rows = tuple((gemm, n, held.of(gemm)) for gemm, n in log.rows)
+        return cls(log, rows, unclear)
 
 
 @click.command("coverage")
@@ -109,5 +115,7 @@ def _lines(covered: Covered) -> Iterator[str]:
     for gemm, calls, holding in covered.rows:
         if holding is Holding.MISSING:
             yield f"missing  {calls} x {gemm}"
+    if covered.unclear:
+        yield "aside    the bundle does not tell how many experts a token has"
     for reason, rows in covered.log.set_aside.items():
         yield f"aside    {rows} rows: {reason}"
