@@ -18,7 +18,6 @@ from flytune.shapes.by_hand import TYPES
 from flytune.shapes.gemm import FP4, GemmShape, Op
 from flytune.shapes.strides import layouts
 
-_UNCOMPILED = "TORCH_COMPILE_DISABLE"
 # Of flytune_capture's names of aten's operators.
 _OPS: Mapping[str, Op] = {
     "mm": "mm",
@@ -64,15 +63,10 @@ class Captured:
 
 
 def capture_environment(folder: Path) -> dict[str, str]:
-    """Return an environment whose Python processes count their GEMMs into a folder.
-
-    A graph of torch.compile calls its kernels past what counts them, so nothing is
-    compiled: the modules run as they are written, and call what the graphs would hold.
-    """
+    """Return an environment whose Python processes count their GEMMs into a folder."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = python_path(environment)
     environment[CAPTURE_VARIABLE] = str(folder.absolute())
-    environment.setdefault(_UNCOMPILED, "1")
     return environment
 
 

@@ -132,6 +132,7 @@ class Counts:
 
 
 def _begin(torch: Any, counts: Counts) -> None:
+    _compile_nothing(torch)
     mode = _mode_of(torch, counts)
     mode().__enter__()
     start = threading.Thread.start
@@ -151,6 +152,21 @@ def _begin(torch: Any, counts: Counts) -> None:
         start(thread)
 
     threading.Thread.start = start_counted  # type: ignore[method-assign]
+
+
+def _compile_nothing(torch: Any) -> None:
+    """Let the modules that are compiled run as they are written.
+
+    A graph calls its kernels past every mode. Dynamo itself skips what runs in one, but
+    takes it for an error where the whole graph is asked for.
+    """
+    compile = torch.compile
+
+    @functools.wraps(compile)
+    def uncompiled(model: Any = None, **options: Any) -> Any:
+        return compile(model, **{**options, "disable": True})
+
+    torch.compile = uncompiled
 
 
 def _mode_of(torch: Any, counts: Counts) -> Any:

@@ -100,7 +100,7 @@ def run(*arguments: str) -> str:
 
 
 # Once each, in the main thread and another, in inference mode and within an operator
-# of the program's own; twice in a compiled function; in a forked and a spawned child.
+# of the program's own; twice in a compiled function, once in a compiled module; in a forked and a spawned child.
 EVERYWHERE = """
 import multiprocessing, os, threading
 def work(rows, times=1):
@@ -110,7 +110,7 @@ import torch
 @torch.library.custom_op("mine::product", mutates_args=())
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
-@torch.compile(fullgraph=True)
+@torch.compile(fullgraph=True, mode="max-autotune")
 def compiled(a, b):
     return torch.relu(a @ b)
 if __name__ == "__main__":
@@ -122,6 +122,9 @@ if __name__ == "__main__":
     product(torch.zeros(5, 8), torch.zeros(8, 5))
     for _ in range(2):
         compiled(torch.zeros(6, 8), torch.zeros(8, 5))
+    module = torch.nn.Linear(8, 5, bias=False)
+    module.compile(dynamic=True)
+    module(torch.zeros(11, 8))
     for number, way in enumerate(("fork", "spawn")):
         child = multiprocessing.get_context(way).Process(target=work, args=(7 + number,))
         child.start(); child.join()
@@ -146,12 +149,12 @@ def test_wherever_a_gemm_runs_it_is_counted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     counts = {row["m"]: row["count"] for row in rows}
-    assert counts == {2: 1, 3: 1, 4: 1, 5: 1, 6: 2, 7: 1, 8: 1, 9: 4}
+    assert counts == {2: 1, 3: 1, 4: 1, 5: 1, 6: 2, 7: 1, 8: 1, 9: 4, 11: 1}
     assert {(row["op"], row["n"], row["k"]) for row in rows} == {("mm", 5, 8)}
     layouts = {row["m"]: row["layout"] for row in rows}
     assert (layouts[2], layouts[5]) == ("TN", "NN")
     assert {row["rule"] for row in rows} == {"captured on cpu"}
-    assert "captured: 8 GEMMs, 12 calls, 3 processes" in done.stderr
+    assert "captured: 9 GEMMs, 13 calls, 3 processes" in done.stderr
     assert "set aside: 1 calls: of float64" in done.stderr
 
 
