@@ -1,4 +1,4 @@
-"""Which GEMMs a bundle holds, by its records and its manifest; nothing of it is loaded."""
+"""Which GEMMs a bundle holds, by its records and manifest; nothing of it is loaded."""
 
 import re
 import tempfile

@@ -71,7 +71,9 @@ def read_recorded(path: Path) -> RecordedTable:
     header = rows[0] if rows else []
     if tunableop.holds(text):
         found = [
-            _of_tunable(row, path.name) for row in rows if row[:1] != [tunableop.VALIDATOR]
+            _of_tunable(row, path.name)
+            for row in rows
+            if row[:1] != [tunableop.VALIDATOR]
         ]
         return _table([[one] for one in found])
     named = [dict(zip(header, row, strict=False)) for row in rows[1:] if any(row)]
@@ -117,7 +119,9 @@ def _of_tunable(row: list[str], name: str) -> RecordedTime | None:
         return None
     if "mm" not in gemm.ops or us <= 0:
         return None
-    assert gemm.m and gemm.n and gemm.k is not None
+    assert gemm.m is not None
+    assert gemm.n is not None
+    assert gemm.k is not None
     return RecordedTime(
         *("mm", gemm.m, gemm.n, gemm.k, 0, gemm.a_dtypes[0], "aten", us),
         source=f"{name}: {row[2]}",

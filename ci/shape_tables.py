@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flytune.shapes.derive import derive_shapes
-
 from flytune.shapes.gemm import Engine, GemmShape
 from flytune.shapes.registry import SHIPPED, find_model
 from flytune.shapes.splits import SplitError
@@ -81,14 +80,16 @@ LAYERS = {
     "router": r"\.(gate|router)$",
     "fused_qkv_a": r"\.(fused_qkv_a_proj|q_a_proj|kv_a_proj_with_mqa)$",
     "attn.wq_a": r"\.q_a_proj$",
-    **dict.fromkeys(("kv_a", "attn.wkv_a"), r"\.(kv_a_proj_with_mqa|fused_qkv_a_proj)$"),
+    **dict.fromkeys(
+        ("kv_a", "attn.wkv_a"), r"\.(kv_a_proj_with_mqa|fused_qkv_a_proj)$"
+    ),
     **dict.fromkeys(("q_b", "q", "attn.wq_b"), r"\.q_b_proj$"),
     **dict.fromkeys(("kv_b", "attn.wkv_b"), r"\.kv_b_proj$"),
     "listed": r"\.q_b_proj$",
     "lm_head": r"^lm_head$",
-    **dict.fromkeys(("moe_stage1", "w1/w3"), r"\.experts\.(w13|gate_up_proj)$"),
-    **dict.fromkeys(("moe_stage2", "w2"), r"\.experts\.(w2|down_proj)$"),
-    "moe": r"\.experts\.(w13|w2|gate_up_proj|down_proj)$",
+    **dict.fromkeys(("moe_stage1", "w1/w3"), r"\.experts(\.w13)?$"),
+    **dict.fromkeys(("moe_stage2", "w2"), r"\.experts(\.w2)?$"),
+    "moe": r"\.experts(\.w13|\.w2)?$",
 }
 """A table's name of a layer, and ours of its module."""
 RANKS = (1, 2, 4, 8)
@@ -218,25 +219,29 @@ def compared(row: Row, engine: Engine) -> Verdict:
 
 def _why(row: Row, engine: Engine) -> str:
     """Return what would make the table's size, where something that is known would."""
-    theirs, own = (row.n, row.k), _sizes(row, engine)
-    if theirs[::-1] in own:
-        return "N and K are swapped"
-    if theirs in _sizes(row, engine, naive_heads=True):
-        return "heads of hidden / heads; the config has its own head_dim"
-    for tp in RANKS:
-        if theirs in _sizes(row._replace(ranks=str(tp)), engine):
-            return f"the size at {tp} ranks" if tp > 1 else "not split over the ranks"
+    theirs, own, named = (row.n, row.k), _sizes(row, engine), _patterns(row.layer)
     other: Engine = "transformers" if engine == "vllm" else "vllm"
-    if theirs in _sizes(row, other):
-        return f"as {other} runs it"
-    if theirs in {(_padded(n // 2) * 2, _padded(k)) for n, k in own} or theirs in {
-        (_padded(n), _padded(k)) for n, k in own
-    }:
-        return f"padded to blocks of {_BLOCK}"
-    if (2 * row.n, row.k) in own:
-        return "gate alone, where gate and up are one"
-    if not _patterns(row.layer):
-        return f"no layer has it at {' or '.join(map(str, RANKS))} ranks"
+    apart = {(n // 2, k) for n, k in own} if named else set()
+    whys = {
+        "N and K are swapped": {(k, n) for n, k in own},
+        "heads of hidden / heads, where the config says head_dim": _sizes(
+            row, engine, naive_heads=True
+        ),
+        f"as {other} runs it": _sizes(row, other),
+        f"padded to blocks of {_BLOCK}": {
+            *((_padded(n), _padded(k)) for n, k in own),
+            *((2 * _padded(n // 2), _padded(k)) for n, k in own),
+        },
+        "gate or up alone, where they are one": apart,
+    }
+    for tp in RANKS if named else ():
+        word = f"of {tp} ranks" if tp > 1 else "not split over the ranks"
+        whys[word] = _sizes(row._replace(ranks=str(tp)), engine)
+    found = [why for why, sizes in whys.items() if theirs in sizes]
+    if found:
+        return ", or ".join(found)
+    if not named:
+        return "no layer has it at 1, 2, 4 or 8 ranks"
     equal = [name for name, at in (("N", 0), ("K", 1)) if theirs[at] in _side(own, at)]
     return f"only {equal[0]} is that of the layer" if equal else "neither N nor K is"
 
@@ -254,7 +259,9 @@ def _sizes(
 ) -> set[tuple[int, int]]:
     """Return (N, K) of the layers that a row may be of."""
     patterns = _patterns(row.layer) or ("",)
-    said = [int(word) for word in row.ranks.split("|") if word.isdigit()]
+    # Expert parallel ranks have whole experts.
+    words = row.ranks.replace("EP", "1").split("|")
+    said = [int(word) for word in words if word.isdigit()]
     return {
         (shape.n, shape.k)
         for tp in said or RANKS

@@ -216,4 +216,3 @@ def _gemm(
         layouts=layouts((a.shape, a.stride()), (b.shape, b.stride())),
         bias=op == "addmm",
     )
-

@@ -35,7 +35,9 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
     metavar="-- COMMAND...",
 )
 @click.pass_context
-def capture_command(context: click.Context, out: Path, command: tuple[str, ...]) -> None:
+def capture_command(
+    context: click.Context, out: Path, command: tuple[str, ...]
+) -> None:
     """Run COMMAND and count the GEMMs that its Python processes run.
 
     Nothing is compiled meanwhile: a compiled graph's GEMMs are counted as its modules
@@ -72,9 +74,7 @@ def _run(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
         try:
             process = subprocess.Popen(command, env=environment)
         except OSError as error:
-            raise FlytuneError(
-                f"cannot run: {command[0]}: {error.strerror}"
-            ) from error
+            raise FlytuneError(f"cannot run: {command[0]}: {error.strerror}") from error
         passed_on.append(process)
         code = process.wait()
     return code if code >= 0 else 128 - code
@@ -105,7 +105,9 @@ def _signals() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def _say(captured: Captured, out: Path) -> None:
     calls = sum(shape.count for shape in captured.shapes)
-    words = f"{len(captured.shapes)} GEMMs, {calls} calls, {captured.processes} processes"
+    words = (
+        f"{len(captured.shapes)} GEMMs, {calls} calls, {captured.processes} processes"
+    )
     if captured.shapes:
         click.echo(f"captured: {words}: {out}", err=True)
     else:

@@ -81,7 +81,7 @@ class Counts:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._places: "dict[Any, int]" = {}
+        self._places: dict[Any, int] = {}
         self._rows = -1
         self._counts: Any = None
 
@@ -133,7 +133,7 @@ class Counts:
 
 def _begin(torch: Any, counts: Counts) -> None:
     _compile_nothing(torch)
-    mode = _mode_of(torch, counts)
+    mode = mode_of(torch, counts)
     mode().__enter__()
     start = threading.Thread.start
 
@@ -169,11 +169,11 @@ def _compile_nothing(torch: Any) -> None:
     torch.compile = uncompiled
 
 
-def _mode_of(torch: Any, counts: Counts) -> Any:
+def mode_of(torch: Any, counts: Counts) -> Any:
     """Return the class of the dispatch mode that counts; an object is one thread's."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    ways: "dict[Any, Callable[..., Any] | None]" = {}
+    ways: dict[Any, Callable[..., Any] | None] = {}
 
     class CaptureMode(TorchDispatchMode):
         supports_higher_order_operators = True

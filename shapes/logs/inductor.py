@@ -110,7 +110,9 @@ def _tensors(sizes: str, following: list[str]) -> tuple[_Tensor, ...]:
     if following and (found := _STRIDES.search(following[0])):
         strides = [_numbers(each, ",") for each in _LIST.findall(found[1])]
         if len(following) > 1 and (named := _DTYPES.search(following[1])):
-            dtypes = [each.strip().removeprefix("torch.") for each in named[1].split(",")]
+            dtypes = [
+                each.strip().removeprefix("torch.") for each in named[1].split(",")
+            ]
     # Other processes may have written between them.
     if not len(shapes) == len(strides) == len(dtypes):
         raise ImpossibleRowError("strides or types of another block")

@@ -1,4 +1,4 @@
-"""What a log says of the GEMMs that a program ran, how often, and what it cannot mean."""
+"""What a log says of the GEMMs that a program ran: facts, counts, and what cannot be."""
 
 from collections import Counter
 from collections.abc import Mapping

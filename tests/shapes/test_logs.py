@@ -81,7 +81,11 @@ F8 = "Float8_e4m3fn"
     ("key", "scalings", "bias"),
     [
         ("tn_10240_32_8192_ld_8192_8192_10240_rw_1_bias_None", ("rowwise",), False),
-        ("tn_10240_32_8192_ld_8192_8192_10240_rw_0_bias_BFloat16", ("tensorwise",), True),
+        (
+            "tn_10240_32_8192_ld_8192_8192_10240_rw_0_bias_BFloat16",
+            ("tensorwise",),
+            True,
+        ),
         (
             f"tn_10240_32_8192_ld_8192_8192_10240_a_{F8}_b_{F8}_c_BFloat16_as_float_"
             "bs_float_ast_1_bst_1_dscale_0_fast_1_bias_None",
@@ -221,7 +225,11 @@ def test_inductors_blocks() -> None:
     log = read_log(LOGS / "autotune_mm.log")
     assert sizes(log) == [(("mm",), 16, 10240, 5120), (("addmm",), 16, 640, 2880)]
     first, second = (gemm for gemm, _ in log.rows)
-    assert (first.layouts, first.a_dtypes, first.bias) == (("TN",), ("bfloat16",), False)
+    assert (first.layouts, first.a_dtypes, first.bias) == (
+        ("TN",),
+        ("bfloat16",),
+        False,
+    )
     assert second.bias is True
     old = read_log(LOGS / "autotune_mm_old_no_strides.log").rows[0][0]
     assert (old.m, old.layouts, old.a_dtypes) == (4096, (), ())
@@ -245,7 +253,10 @@ MM = "AUTOTUNE mm(16x5120, 5120x10240)\n"
         # The strides of a weight [5120, 10240]: N and K are swapped.
         (MM + "strides: [5120, 1], [1, 4096]\n", "strides do not fit the sizes"),
         (MM + "strides: [5120, 1]\n", "strides or types of another block"),
-        (MM + "strides: [5120, 1], [1, 5120, 2]\n", "strides or types of another block"),
+        (
+            MM + "strides: [5120, 1], [1, 5120, 2]\n",
+            "strides or types of another block",
+        ),
         (
             MM + "strides: [5120, 1], [1, 5120]\ndtypes: torch.bfloat17, torch.half\n",
             "unknown type: bfloat17",

@@ -5,49 +5,65 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from builds import COMMAND, DATA
+from builds import flytune as command
 from click.testing import CliRunner
 
+import flytune.shapes
+from flytune.caches.capture import read_counts
+from flytune.caches.hook import flytune_capture
 from flytune.shapes.by_hand import read_by_hand
 from flytune.tuner.cli import main
 
-# A forward pass twice, with weights of zeros, of what transformers makes of a config.
-MODEL = """
+# Two forward passes, with weights of zeros, of what transformers makes of each config.
+MODELS = """
 import json, sys, torch, transformers
-raw = json.load(open(sys.argv[1]))
-with torch.device("meta"):
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(**raw), dtype=torch.bfloat16)
-model = model.to_empty(device="cpu").eval()
-with torch.no_grad():
-    for parameter in model.parameters():
-        parameter.zero_()
-    for _ in range(2):
-        model(input_ids=torch.zeros(1, 16, dtype=torch.long), use_cache=False)
+for path, tokens in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
+    raw = json.load(open(path))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**raw), dtype=torch.bfloat16)
+    model = model.to_empty(device="cpu").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        for _ in range(2):
+            ids = torch.zeros(1, tokens, dtype=torch.long)
+            model(input_ids=ids, use_cache=False)
 """
 WIDTH = "import torch; a, b = torch.zeros(3, 8), torch.zeros(8, 5)\n"
+SMALL = {"vocab_size": 1024}
+# Tokens tell the models apart; a token of the last has two experts.
+RUN = {
+    "Llama-3.1-8B-Instruct": (16, {"num_hidden_layers": 1, **SMALL}),
+    "Qwen3-4B": (20, {"num_hidden_layers": 2, **SMALL}),
+    "Mixtral-8x7B": (
+        25,
+        {"num_hidden_layers": 2, "intermediate_size": 1024, **SMALL},
+    ),
+}
 SAME = ("op", "m", "n", "k", "batch", "groups", "a_dtype", "b_dtype", "layout", "bias")
 
 
 def capture(
-    folder: Path, code: str, *arguments: object, **env: str
+    folder: Path, *command: object
 ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
-    """Run a program under capture; return what it printed and what was captured."""
+    """Run a Python program under capture; return how it ended and what was captured."""
     out = folder / "captured.jsonl"
     done = subprocess.run(
-        [*COMMAND, "capture", "--out", str(out), "--", sys.executable, "-c", code]
-        + list(map(str, arguments)),
+        [*COMMAND, "capture", "--out", out, "--", sys.executable, *map(str, command)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **env},
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     lines = out.read_text().splitlines() if out.exists() else []
     return done, [json.loads(line) for line in lines]
@@ -61,36 +77,35 @@ def counted(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[Any, ...]]:
     return counts
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"), [("Llama-3.1-8B", 1), ("Qwen3-4B", 2), ("Mixtral-8x7B", 1)]
-)
-def test_a_running_model_calls_the_derived_gemms(
-    tmp_path: Path, name: str, layers: int
-) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(config_of(name, layers)))
-    done, rows = capture(tmp_path, MODEL, config, HF_HUB_OFFLINE="1")
+def test_running_models_call_the_derived_gemms(tmp_path: Path) -> None:
+    words: list[object] = []
+    for name, (tokens, changes) in RUN.items():
+        words += [config_of(tmp_path, name, changes), tokens]
+    done, rows = capture(tmp_path, "-c", MODELS, *words)
     assert done.returncode == 0, done.stderr
-    said = ("shapes", "--model", str(config), "--tokens", "16", "--json")
-    derived = [json.loads(line) for line in run(*said).splitlines()]
-    # The rotary angles are an outer product, which compilers make pointwise.
-    captured = counted(row for row in rows if row["k"] > 1)
-    assert captured == counted(row | {"count": 2 * row["count"]} for row in derived)
+    for config, (tokens, _) in zip(words[::2], RUN.values(), strict=True):
+        said = ("shapes", "--model", str(config), "--tokens", str(tokens), "--json")
+        derived = [json.loads(line) for line in run(*said).splitlines()]
+        # The rotary angles are an outer product, which compilers make pointwise.
+        captured = counted(
+            row for row in rows if row["m"] in (tokens, 2 * tokens) and row["k"] > 1
+        )
+        assert captured == counted(
+            row | {"count": 2 * row["count"]} for row in derived
+        ), config
 
 
-def config_of(name: str, layers: int) -> dict[str, Any]:
-    """A model's widths, with few layers and a small vocabulary."""
-    shipped = {"Llama-3.1-8B": "Llama-3.1-8B-Instruct", "Qwen3-4B": "Qwen3-4B"}
-    path = DATA / "configs" / f"{name}.json"
-    if name in shipped:
-        import flytune.shapes
-
-        (package,) = flytune.shapes.__path__
-        path = Path(package) / "models" / f"{shipped[name]}.json"
-    raw: dict[str, Any] = json.loads(path.read_text())
+def config_of(folder: Path, name: str, changes: Mapping[str, Any]) -> Path:
+    """A model's config with some of it changed."""
+    (package,) = flytune.shapes.__path__
+    folders = (Path(package) / "models", DATA / "configs")
+    found = next(path for f in folders if (path := f / f"{name}.json").exists())
+    raw = json.loads(found.read_text()) | changes
     if "layer_types" in raw:
-        raw["layer_types"] = raw["layer_types"][:layers]
-    return raw | {"num_hidden_layers": layers, "vocab_size": 1024}
+        raw["layer_types"] = raw["layer_types"][: raw["num_hidden_layers"]]
+    out = folder / f"{name}.json"
+    out.write_text(json.dumps(raw))
+    return out
 
 
 def run(*arguments: str) -> str:
@@ -100,9 +115,10 @@ def run(*arguments: str) -> str:
 
 
 # Once each, in the main thread and another, in inference mode and within an operator
-# of the program's own; twice in a compiled function, once in a compiled module; in a forked and a spawned child.
+# of the program's own; twice in a compiled function, once in a compiled module; in a
+# forked and a spawned child.
 EVERYWHERE = """
-import multiprocessing, os, threading
+import multiprocessing, threading
 def work(rows, times=1):
     for _ in range(times):
         torch.nn.functional.linear(torch.zeros(rows, 8), torch.zeros(5, 8))
@@ -113,6 +129,17 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @torch.compile(fullgraph=True, mode="max-autotune")
 def compiled(a, b):
     return torch.relu(a @ b)
+def operators():
+    float8 = torch.float8_e4m3fn
+    a, b, c = torch.ones(4, 16), torch.ones(16, 32), torch.ones(4, 32)
+    by_columns = b.t().contiguous().t()
+    torch.addmm(c, a, b)
+    torch.bmm(a.expand(3, 4, 16), b.expand(3, 16, 32))
+    torch.baddbmm(c.expand(3, 4, 32), a.expand(3, 4, 16), by_columns.expand(3, 16, 32))
+    torch.mm(a.t().contiguous().t(), b, out=c)
+    one = torch.ones(())
+    torch._scaled_mm(
+        a.to(float8), by_columns.to(float8), one, one, out_dtype=torch.bfloat16)
 if __name__ == "__main__":
     work(2)
     thread = threading.Thread(target=work, args=(3,))
@@ -126,57 +153,62 @@ if __name__ == "__main__":
     module.compile(dynamic=True)
     module(torch.zeros(11, 8))
     for number, way in enumerate(("fork", "spawn")):
-        child = multiprocessing.get_context(way).Process(target=work, args=(7 + number,))
+        context = multiprocessing.get_context(way)
+        child = context.Process(target=work, args=(7 + number,))
         child.start(); child.join()
         assert child.exitcode == 0
     work(9, times=4)
     torch.zeros(2, 2, dtype=torch.float64) @ torch.zeros(2, 2, dtype=torch.float64)
     with torch.device("meta"):
         work(10)
+    operators()
+    print("done")
+    raise SystemExit(7)
 """
 
 
-def test_wherever_a_gemm_runs_it_is_counted(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A program that ran under capture."""
+
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("everywhere")
+    program = folder / "program.py"
     program.write_text(EVERYWHERE)
-    out = tmp_path / "captured.jsonl"
-    done = subprocess.run(
-        [*COMMAND, "capture", "--out", str(out), "--", sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    return Ran(folder, *capture(folder, program))
+
+
+def test_the_command_ends_as_it_would_have(everywhere: Ran) -> None:
+    assert (everywhere.done.returncode, everywhere.done.stdout) == (7, "done\n")
+    # Only what is said at the end: no program is told of the counting.
+    assert [line.partition(":")[0] for line in everywhere.done.stderr.splitlines()] == [
+        "captured",
+        "set aside",
+    ]
+
+
+def test_wherever_a_gemm_runs_it_is_counted(everywhere: Ran) -> None:
+    rows = [row for row in everywhere.rows if row["k"] == 8]
     counts = {row["m"]: row["count"] for row in rows}
     assert counts == {2: 1, 3: 1, 4: 1, 5: 1, 6: 2, 7: 1, 8: 1, 9: 4, 11: 1}
-    assert {(row["op"], row["n"], row["k"]) for row in rows} == {("mm", 5, 8)}
+    assert {(row["op"], row["n"]) for row in rows} == {("mm", 5)}
     layouts = {row["m"]: row["layout"] for row in rows}
     assert (layouts[2], layouts[5]) == ("TN", "NN")
     assert {row["rule"] for row in rows} == {"captured on cpu"}
-    assert "captured: 9 GEMMs, 13 calls, 3 processes" in done.stderr
-    assert "set aside: 1 calls: of float64" in done.stderr
+    assert "captured: 14 GEMMs, 18 calls, 3 processes" in everywhere.done.stderr
+    assert "set aside: 1 calls: of float64" in everywhere.done.stderr
 
 
-def test_each_operator_as_it_is_planned(tmp_path: Path) -> None:
-    code = """
-import torch
-f = torch.float8_e4m3fn
-a, b, c = torch.ones(4, 16), torch.ones(16, 32), torch.ones(4, 32)
-torch.addmm(c, a, b)
-torch.bmm(a.expand(3, 4, 16), b.expand(3, 16, 32))
-torch.baddbmm(c.expand(3, 4, 32), a.expand(3, 4, 16), b.t().contiguous().t().expand(3, 16, 32))
-torch.mm(a.t().contiguous().t(), b, out=c)
-one = torch.ones(())
-torch._scaled_mm(a.to(f), b.t().contiguous().t().to(f), one, one, out_dtype=torch.bfloat16)
-"""
-    done, rows = capture(tmp_path, code)
-    assert done.returncode == 0, done.stderr
-    found = {
-        tuple(row[name] for name in ("op", "m", "n", "k", "batch", "layout", "bias"))
-        for row in rows
-    }
-    assert found == {
+def test_each_operator_is_a_gemm_that_is_planned(everywhere: Ran) -> None:
+    rows = [row for row in everywhere.rows if row["k"] == 16]
+    names = ("op", "m", "n", "k", "batch", "layout", "bias")
+    assert {tuple(row[name] for name in names) for row in rows} == {
         ("addmm", 4, 32, 16, 1, "NN", True),
         ("bmm", 4, 32, 16, 3, "NN", False),
         ("bmm", 4, 32, 16, 3, "TN", False),
@@ -188,68 +220,78 @@ torch._scaled_mm(a.to(f), b.t().contiguous().t().to(f), one, one, out_dtype=torc
     assert scaled["out_dtype"] == "bfloat16"
 
 
-def test_what_is_captured_can_be_built_from(tmp_path: Path) -> None:
-    capture(tmp_path, WIDTH + "torch.mm(a, b); torch.mm(a, b)")
-    (shape,) = read_by_hand(tmp_path / "captured.jsonl", (1,)).shapes
-    assert (shape.problem, shape.count) == (("mm", 3, 5, 8, 1, 0), 2)
-    assert (shape.a_dtype, shape.layout) == ("float32", "NN")
-    out = tmp_path / "bundle"
-    said = ("build", "--shapes", str(tmp_path / "captured.jsonl"), "--target", "h200")
-    more = ("--compile-only", "--threads", "1", "--work", str(tmp_path / "work"))
-    done = subprocess.run(
-        [*COMMAND, *said, *more, "--backends", "ATEN", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "FLYTUNE_HOME": str(tmp_path / "home")},
-    )
+def test_what_is_captured_is_read_as_shapes(everywhere: Ran) -> None:
+    listed = read_by_hand(everywhere.folder / "captured.jsonl", (1,))
+    rows = [shape.to_row() for shape in listed.shapes]
+    same = [{name: row[name] for name in SAME} for row in rows]
+    assert same == [{name: row[name] for name in SAME} for row in everywhere.rows]
+    assert [row["count"] for row in rows] == [row["count"] for row in everywhere.rows]
+
+
+@pytest.mark.slow
+def test_what_is_captured_is_built_and_held(tmp_path: Path) -> None:
+    capture(tmp_path, "-c", WIDTH + "torch.mm(a, b); torch.mm(a, b)")
+    file, out = tmp_path / "captured.jsonl", tmp_path / "bundle"
+    said = ("build", "--shapes", file, "--target", "h200", "--compile-only")
+    done = command(tmp_path, *said, "--work", tmp_path / "work", "--out", out)
     assert done.returncode == 0, done.stderr + done.stdout
-    log = ("--log", str(tmp_path / "captured.jsonl"), "--min", "1")
-    assert run("coverage", str(out), *log).startswith("held     1 of 1 GEMMs, 100.0% of 2")
+    held = run("coverage", str(out), "--log", str(file), "--min", "1")
+    assert held == "held     1 of 1 GEMMs, 100.0% of 2 calls\n"
 
 
 def test_a_killed_process_leaves_its_part_and_its_status(tmp_path: Path) -> None:
     die = "import os; os.kill(os.getpid(), 9)"
-    done, rows = capture(tmp_path, WIDTH + "[a @ b for _ in range(5)]\n" + die)
+    done, rows = capture(tmp_path, "-c", WIDTH + "[a @ b for _ in range(5)]\n" + die)
     assert done.returncode == 128 + signal.SIGKILL
     assert [row["count"] for row in rows] == [5]
 
 
-def test_a_failure_is_the_commands_own(tmp_path: Path) -> None:
-    done, rows = capture(tmp_path, WIDTH + "a @ b; print(1); raise SystemExit(7)")
-    assert (done.returncode, done.stdout, len(rows)) == (7, "1\n", 1)
-
-
 def test_no_gemm_leaves_no_file(tmp_path: Path) -> None:
-    done, rows = capture(tmp_path, "print(1)")
+    done, rows = capture(tmp_path, "-c", "print(1)")
     assert (done.returncode, done.stdout, rows) == (0, "1\n", [])
     assert done.stderr == "captured: no GEMM, and nothing is written\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_term_signal_reaches_the_command(tmp_path: Path) -> None:
-    code = WIDTH + "a @ b; print('ready', flush=True); import time; time.sleep(60)"
-    out = tmp_path / "captured.jsonl"
+def test_a_signal_reaches_the_command(tmp_path: Path) -> None:
+    code = "print('ready', flush=True); import time; time.sleep(60)"
+    out = ("--out", str(tmp_path / "captured.jsonl"))
     with subprocess.Popen(
-        [*COMMAND, "capture", "--out", str(out), sys.executable, "-c", code],
+        [*COMMAND, "capture", *out, sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        begun = time.monotonic()
         process.terminate()
-        assert process.wait() == 128 + signal.SIGTERM
-    assert time.monotonic() - begun < 30
-    assert len(out.read_text().splitlines()) == 1
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_counting_that_fails_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
-    spoil = "import shutil, os; shutil.rmtree(os.environ['FLYTUNE_CAPTURE'])\n"
-    done, rows = capture(tmp_path, spoil + WIDTH + "a @ b; print((a @ b).shape)")
-    assert (done.returncode, done.stdout) == (0, "torch.Size([3, 5])\n")
-    assert done.stderr.count("flytune: capture: not all GEMMs are counted") == 1
-    assert rows == []
+def test_counting_that_fails_is_said_once_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flytune_capture, "_failed", False)
+    counts = flytune_capture.Counts(str(tmp_path / "none"))
+    a, b = torch.ones(3, 8), torch.ones(8, 5)
+    with flytune_capture.mode_of(torch, counts)():
+        assert torch.equal(a @ b, a @ b)
+    said = capsys.readouterr().err
+    assert said.startswith("flytune: capture: not all GEMMs are counted: FileNotFound")
+    assert said.count("\n") == 1
+
+
+def test_distinct_gemms_are_counted_apart_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flytune_capture, "MOST", 3)
+    counts = flytune_capture.Counts(str(tmp_path))
+    with flytune_capture.mode_of(torch, counts)():
+        for rows in (1, 2, 3, 4, 2, 3):
+            torch.mm(torch.ones(rows, 8), torch.ones(8, 5))
+    captured = read_counts(tmp_path)
+    assert {(shape.m, shape.count) for shape in captured.shapes} == {(1, 1), (2, 2)}
+    assert captured.set_aside == {"too many distinct GEMMs in one process": 3}
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,9 @@ def bundle(
 
 
 def coverage(made: Path, log: Path, *options: str) -> Result:
-    return CliRunner().invoke(main, ["coverage", str(made), "--log", str(log), *options])
+    return CliRunner().invoke(
+        main, ["coverage", str(made), "--log", str(log), *options]
+    )
 
 
 def test_what_is_held_and_what_is_missing(tmp_path: Path) -> None:
@@ -78,7 +80,9 @@ def test_what_is_held_and_what_is_missing(tmp_path: Path) -> None:
 def test_calls_weigh(tmp_path: Path) -> None:
     log = tmp_path / "captured.jsonl"
     rows = ({"n": 10240, "k": 5120, "m": 16, "count": 95}, {"n": 8, "k": 8, "m": 8})
-    log.write_text("".join(json.dumps(row) + "\n" for row in (rows[1] | {"count": 5}, rows[0])))
+    log.write_text(
+        "".join(json.dumps(row) + "\n" for row in (rows[1] | {"count": 5}, rows[0]))
+    )
     made = bundle(tmp_path, [LINEAR])
     result = coverage(made, log, "--min", "0.95")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -102,7 +106,9 @@ def test_as_json(tmp_path: Path) -> None:
 def test_another_type_or_layout_is_another_gemm(tmp_path: Path) -> None:
     other = GemmShape("mm", 16, 10240, 5120, layout="NN")
     half = GemmShape("mm", 16, 10240, 5120, a_dtype="float16")
-    result = coverage(bundle(tmp_path, [other, half]), DATA / "logs" / "autotune_mm.log")
+    result = coverage(
+        bundle(tmp_path, [other, half]), DATA / "logs" / "autotune_mm.log"
+    )
     assert result.stdout.startswith("held     0 of 2 GEMMs, 0.0% of 2 calls")
 
 
@@ -121,7 +127,9 @@ def test_what_the_program_lowers_without_a_choice_is_held(tmp_path: Path) -> Non
         "         1 of them lowered without a choice",
     ]
     # Shapes one by one are in no graph.
-    result = coverage(bundle(tmp_path / "b", [], missing=said, enumerated="isolated"), log)
+    result = coverage(
+        bundle(tmp_path / "b", [], missing=said, enumerated="isolated"), log
+    )
     assert result.stdout.startswith("held     0 of 2 GEMMs")
 
 
@@ -144,7 +152,10 @@ def test_experts_are_found_by_tokens(tmp_path: Path) -> None:
     made = bundle(tmp_path / "b", shapes, tokens=(1, 60))
     result = coverage(made, DATA / "logs" / MOE)
     assert result.stdout.startswith("held     0 of 6 GEMMs")
-    assert "aside    the bundle does not tell how many experts a token has" in result.stdout
+    assert (
+        "aside    the bundle does not tell how many experts a token has"
+        in result.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +178,13 @@ def test_what_cannot_be_compared(
 def test_a_real_bundle_holds_what_its_program_calls(
     tmp_path: Path, unfrozen_bundle: Path
 ) -> None:
-    shapes = ["shapes", "--model", str(DATA / "tiny-llama.json"), "--attention", "eager"]
+    shapes = [
+        "shapes",
+        "--model",
+        str(DATA / "tiny-llama.json"),
+        "--attention",
+        "eager",
+    ]
     printed = CliRunner().invoke(main, [*shapes, "--tokens", "1,8", "--json"]).stdout
     log = tmp_path / "shapes.jsonl"
     log.write_text(printed)
