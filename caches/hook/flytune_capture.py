@@ -151,7 +151,7 @@ def _begin(torch: Any, counts: Counts) -> None:
         thread.run = run_counted  # type: ignore[method-assign]
         start(thread)
 
-    threading.Thread.start = start_counted  # type: ignore[method-assign]
+    threading.Thread.start = start_counted  # type: ignore[assignment,method-assign]
 
 
 def _compile_nothing(torch: Any) -> None:

@@ -78,9 +78,12 @@ def _gemm(name: str, tensors: tuple[_Tensor, ...]) -> ObservedGemm:
     for tensor in (a, b):
         _check_strides(tensor)
     m, batch, groups = _leading(places.op, a, b)
-    types = a.dtype == FP4
     return ObservedGemm(
-        **{"ops": (places.op,), "m": m, "n": b.sizes[-1], "k": 2 * k if types else k},
+        ops=(places.op,),
+        m=m,
+        n=b.sizes[-1],
+        # Two values of four bits lie in a byte.
+        k=2 * k if a.dtype == FP4 else k,
         batch=batch,
         groups=groups,
         a_dtypes=dtypes_of(a.dtype),

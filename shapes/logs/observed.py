@@ -1,4 +1,4 @@
-"""What a log says of the GEMMs that a program ran: facts, counts, and what cannot be."""
+"""What a log says of a program's GEMMs: facts, counts, and what cannot be."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -104,8 +104,8 @@ class ObservedGemm:
         """Whether the layouts agree; a side of one leaves a letter without meaning."""
         any_b, any_a = 1 in (gemm.n, gemm.k), 1 in (gemm.m, gemm.k)
         return not self.layouts or any(
-            (any_b or b == gemm.layout[0]) and (any_a or a == gemm.layout[1])
-            for b, a in self.layouts
+            (any_b or one[0] == gemm.layout[0]) and (any_a or one[1] == gemm.layout[1])
+            for one in self.layouts
         )
 
     def to_row(self) -> dict[str, Any]:

@@ -121,10 +121,10 @@ def _check_strides(found: re.Match[str]) -> None:
     if found["lda"] is None:
         return
     m, n, k = (int(found[name]) for name in ("m", "n", "k"))
-    first, second = found["letters"]
+    letters = found["letters"]
     least = {
-        "lda": k if first == "t" else m,
-        "ldb": n if second == "t" else k,
+        "lda": k if letters[0] == "t" else m,
+        "ldb": n if letters[1] == "t" else k,
         "ldc": m,
     }
     if any(int(found[name]) < size for name, size in least.items()):
