@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flytune.caches.hook.flytune_start import CAPTURE_VARIABLE
 from flytune.caches.install import python_path
 from flytune.shapes.by_hand import TYPES
-from flytune.shapes.gemm import FP4, GemmShape, Op
+from flytune.shapes.gemm import FP4, Engine, GemmShape, Op
 from flytune.shapes.strides import layouts
 
 # Of flytune_capture's names of aten's operators.
@@ -35,7 +35,7 @@ _OPS: Mapping[str, Op] = {
 }
 _COLUMNS = (
     *("op", "m", "n", "k", "batch", "groups", "a_dtype", "b_dtype", "out_dtype"),
-    *("layout", "scaling", "bias", "count", "rule"),
+    *("layout", "scaling", "bias", "count", "engine", "rule"),
 )
 _LAYOUTS = ("TN", "NN", "TT", "NT")
 _BLOCK = 128
@@ -55,7 +55,7 @@ class Captured:
     def to_lines(self) -> str:
         """Return JSON lines with the names of `flytune shapes --json`.
 
-        What no process can tell is left out: the module, and whose program it is.
+        What no process tells is left out, such as the module.
         """
         rows = (shape.to_row() for shape in self.shapes)
         kept = ({name: row[name] for name in _COLUMNS} for row in rows)
@@ -136,6 +136,7 @@ def _shape(row: Mapping[str, Any]) -> GemmShape | str:
         layout=_layout(layouts((a, a_strides), (b, b_strides))),
         scaling=scaling,
         bias=op == "addmm" or row["bias"],
+        engine=row["engine"] if row["engine"] in get_args(Engine) else "transformers",
         rule=f"captured on {row['device']}",
     )
 

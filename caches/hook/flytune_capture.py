@@ -1,32 +1,27 @@
 """Counts the GEMMs that a process runs, in each Python child of `flytune capture`.
 
-Two files a process, in the capture's folder: `NAME.jsonl` has a line for each distinct
-GEMM, written when it is first seen, and `NAME.counts` how often each ran, in shared
-memory, so that nothing is lost with a process that is killed.
+A dispatch mode sees every operator that a thread calls, eagerly and in inference mode.
 
 Standard library alone, and nothing newer than Python 3.10: as the hook.
 """
 
 import functools
-import json
-import mmap
-import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 if __package__:
+    from flytune.caches.hook.flytune_counts import Counts
     from flytune.caches.hook.flytune_imports import AfterImport
 else:  # In the child of a command, where this folder is on the path.
+    from flytune_counts import (  # type: ignore[import-not-found, no-redef]
+        Counts,
+    )
     from flytune_imports import (  # type: ignore[import-not-found, no-redef]
         AfterImport,
     )
 
-MOST = 65536
-"""Distinct GEMMs that a process counts one by one."""
-_COUNT_BYTES = 8
 # Where A and B stand among the arguments, and the scales and bias that there may be.
 _GEMMS = {
     "aten::mm": (0, 1),
@@ -50,6 +45,9 @@ _COMPOSITE = frozenset(
         *("linalg_multi_dot", "scaled_dot_product_attention"),
     )
 )
+# Namespaces of operators that hold no GEMM but those above.
+_TORCHS = frozenset({"aten", "prim", "prims", "c10d", "_c10d_functional", "profiler"})
+_ENGINES = ("vllm", "sglang")
 
 
 class CaptureImport(AfterImport):
@@ -70,67 +68,6 @@ class CaptureImport(AfterImport):
         _say(f"cannot watch the import of {fullname}")
 
 
-class Counts:
-    """How often this process ran each GEMM, in its two files."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._forget()
-        # A forked child would count into its parent's files.
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._places: dict[Any, int] = {}
-        self._rows = -1
-        self._counts: Any = None
-
-    def add(self, key: Any, row: "Callable[[], dict[str, Any]]") -> None:
-        """Count one call.
-
-        Args:
-            key: what tells one GEMM from another; hashable.
-            row: makes what is written of one that is new.
-
-        Raises:
-            OSError: the files cannot be made or written.
-        """
-        with self._lock:
-            place = self._places.get(key)
-            if place is None:
-                place = self._new(key, row)
-            self._counts[place] += 1
-
-    def _new(self, key: Any, row: "Callable[[], dict[str, Any]]") -> int:
-        if self._rows < 0:
-            self._open()
-        place = len(self._places)
-        if place < MOST - 1:
-            self._write(row())
-            self._places[key] = place
-            return place
-        # The last place is for all that come when the others are taken.
-        if not self._counts[MOST - 1]:
-            self._write({"more": True})
-        return MOST - 1
-
-    def _write(self, row: "dict[str, Any]") -> None:
-        os.write(self._rows, (json.dumps(row) + "\n").encode())
-
-    def _open(self) -> None:
-        # A process that becomes another program keeps its number.
-        name = os.path.join(self._folder, f"{os.getpid()}-{time.time_ns()}")
-        create = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        counts = os.open(f"{name}.counts", os.O_RDWR | create, 0o600)
-        try:
-            os.ftruncate(counts, MOST * _COUNT_BYTES)
-            shared = mmap.mmap(counts, MOST * _COUNT_BYTES)
-        finally:
-            os.close(counts)
-        self._counts = memoryview(shared).cast("Q")
-        self._rows = os.open(f"{name}.jsonl", os.O_WRONLY | create, 0o600)
-
-
 def _begin(torch: Any, counts: Counts) -> None:
     _compile_nothing(torch)
     mode = mode_of(torch, counts)
@@ -140,18 +77,22 @@ def _begin(torch: Any, counts: Counts) -> None:
     # Modes are a thread's own.
     @functools.wraps(start)
     def start_counted(thread: threading.Thread) -> None:
-        run = thread.run
-
-        def run_counted() -> None:
-            # Before it runs: a cycle would keep the thread's objects alive.
-            vars(thread).pop("run", None)
-            with mode():
-                run()
-
-        thread.run = run_counted  # type: ignore[method-assign]
+        _guarded(lambda: _count_in(thread, mode))
         start(thread)
 
     threading.Thread.start = start_counted  # type: ignore[assignment,method-assign]
+
+
+def _count_in(thread: threading.Thread, mode: Any) -> None:
+    run = thread.run
+
+    def run_counted() -> None:
+        # Before it runs: a cycle would keep the thread's objects alive.
+        vars(thread).pop("run", None)
+        with mode():
+            run()
+
+    thread.run = run_counted  # type: ignore[method-assign]
 
 
 def _compile_nothing(torch: Any) -> None:
@@ -195,7 +136,7 @@ def mode_of(torch: Any, counts: Counts) -> Any:
     return CaptureMode
 
 
-def _way(torch: Any, func: Any) -> "Callable[..., Any] | None":
+def _way(torch: Any, func: Any) -> Callable[..., Any] | None:
     """Return how an operator is run and counted; None where it is only run."""
     if not isinstance(func, torch._ops.OpOverload):
         return None
@@ -204,7 +145,7 @@ def _way(torch: Any, func: Any) -> "Callable[..., Any] | None":
         return functools.partial(_run_gemm, func, name)
     if name in _COMPOSITE:
         return functools.partial(_run_parts, func)
-    if name.partition("::")[0] not in ("aten", "prim", "prims", "c10d"):
+    if name.partition("::")[0] not in _TORCHS:
         return functools.partial(_run_custom, torch, func)
     return None
 
@@ -259,7 +200,7 @@ def _count(counts: Counts, name: str, args: Any, kwargs: Any, out: Any) -> None:
     counts.add(key, functools.partial(_row, key))
 
 
-def _row(key: Any) -> "dict[str, Any]":
+def _row(key: Any) -> dict[str, Any]:
     name, *a_and_b, out, device, scales, bias = key
     a, b = a_and_b[:3], a_and_b[3:]
     return {
@@ -270,6 +211,7 @@ def _row(key: Any) -> "dict[str, Any]":
         "device": device,
         "scales": [[list(sizes), str(dtype)] for sizes, dtype in scales],
         "bias": bias,
+        "engine": next((name for name in _ENGINES if name in sys.modules), ""),
     }
 
 
@@ -286,7 +228,7 @@ def _argument(args: Any, kwargs: Any, at: int) -> Any:
 _failed = False
 
 
-def _guarded(work: "Callable[[], Any]") -> Any:
+def _guarded(work: Callable[[], Any]) -> Any:
     """Do what serves counting alone; None where it fails.
 
     Whatever goes wrong here, the program runs as it would have without: it is said

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from builds import COMMAND, DATA
 from builds import flytune as command
 from click.testing import CliRunner
 
 import flytune.shapes
-from flytune.caches.capture import read_counts
-from flytune.caches.hook import flytune_capture
 from flytune.shapes.by_hand import read_by_hand
 from flytune.tuner.cli import main
 
@@ -266,32 +263,6 @@ def test_a_signal_reaches_the_command(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
-
-
-def test_counting_that_fails_is_said_once_and_stops_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flytune_capture, "_failed", False)
-    counts = flytune_capture.Counts(str(tmp_path / "none"))
-    a, b = torch.ones(3, 8), torch.ones(8, 5)
-    with flytune_capture.mode_of(torch, counts)():
-        assert torch.equal(a @ b, a @ b)
-    said = capsys.readouterr().err
-    assert said.startswith("flytune: capture: not all GEMMs are counted: FileNotFound")
-    assert said.count("\n") == 1
-
-
-def test_distinct_gemms_are_counted_apart_up_to_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flytune_capture, "MOST", 3)
-    counts = flytune_capture.Counts(str(tmp_path))
-    with flytune_capture.mode_of(torch, counts)():
-        for rows in (1, 2, 3, 4, 2, 3):
-            torch.mm(torch.ones(rows, 8), torch.ones(8, 5))
-    captured = read_counts(tmp_path)
-    assert {(shape.m, shape.count) for shape in captured.shapes} == {(1, 1), (2, 2)}
-    assert captured.set_aside == {"too many distinct GEMMs in one process": 3}
 
 
 @pytest.mark.parametrize(
