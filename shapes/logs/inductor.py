@@ -2,7 +2,8 @@
 strides and types of the operands, which older torch releases leave out.
 
 Source: `log_results` of torch/_inductor/select_algorithm.py; the operands stand as in
-the lowerings of torch/_inductor/kernel/{mm,bmm,mm_grouped}.py.
+the lowerings of torch/_inductor/kernel/{mm,bmm,mm_grouped}.py and
+mkldnn_lowerings.py.
 """
 
 import re
@@ -26,6 +27,8 @@ class _Places(NamedTuple):
     b: int = 1
     bias: int | None = None
     """Where it stands if there is one; None where there is never one."""
+    packed: bool = False
+    """Whether B is a linear's weight [N, K], laid out as a library packs it."""
 
 
 _FORMS = {
@@ -35,6 +38,10 @@ _FORMS = {
     "baddbmm": _Places("bmm", 1, 2),
     "scaled_mm": _Places("scaled_mm", bias=4),
     "grouped_mm": _Places("grouped_mm"),
+    "linear_unary": _Places("mm", bias=2, packed=True),
+    "linear_binary": _Places("mm", 0, 2, 3, packed=True),
+    # Between the two stands the weight once more, as MKL packs it.
+    "packed_linear": _Places("mm", 0, 2, packed=True),
 }
 
 
@@ -70,26 +77,28 @@ def _gemm(name: str, tensors: tuple[_Tensor, ...]) -> ObservedGemm:
     if len(tensors) <= max(places.a, places.b):
         raise ImpossibleRowError("fewer operands than the operation has")
     a, b = tensors[places.a], tensors[places.b]
-    if not 2 <= min(len(a.sizes), len(b.sizes)) <= max(len(a.sizes), len(b.sizes)) <= 3:
+    if places.packed:
+        b = _Tensor(b.sizes[::-1], (), b.dtype)
+    if not {len(a.sizes), len(b.sizes)} <= {2, 3}:
         raise ImpossibleRowError("operands are no matrices")
-    k, rows = a.sizes[-1], b.sizes[-2]
-    if k != rows:
+    if a.sizes[-1] != b.sizes[-2]:
         raise ImpossibleRowError("the operands' K differ")
     for tensor in (a, b):
         _check_strides(tensor)
     m, batch, groups = _leading(places.op, a, b)
+    bias = places.bias is not None and len(tensors) > places.bias
     return ObservedGemm(
-        ops=(places.op,),
+        ops=("addmm",) if places.packed and bias else (places.op,),
         m=m,
         n=b.sizes[-1],
         # Two values of four bits lie in a byte.
-        k=2 * k if a.dtype == FP4 else k,
+        k=a.sizes[-1] * (2 if a.dtype == FP4 else 1),
         batch=batch,
         groups=groups,
         a_dtypes=dtypes_of(a.dtype),
         b_dtypes=dtypes_of(b.dtype),
         layouts=layouts(a[:2], b[:2]) if a.strides and b.strides else (),
-        bias=places.bias is not None and len(tensors) > places.bias,
+        bias=bias,
     )
 
 

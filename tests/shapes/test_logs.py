@@ -25,6 +25,7 @@ FORM_OF = {
     "autotune_mm.log": "inductor",
     "autotune_mm_old_no_strides.log": "inductor",
     "autotune_bmm_cpu.log": "inductor",
+    "autotune_linear_cpu.log": "inductor",
     MOE: "vllm-moe",
 }
 
@@ -187,6 +188,12 @@ def test_a_block_that_torch_wrote_on_a_cpu() -> None:
     assert (scores.m, scores.n, scores.k) == (32, 64, 16)
     assert scores.layouts == ("TN",)
     assert (context.m, context.n, context.k, context.layouts) == (32, 16, 64, ("NN",))
+
+
+def test_a_linear_whose_weight_is_packed() -> None:
+    log = read_log(LOGS / "autotune_linear_cpu.log")
+    assert sizes(log) == [(("addmm",), 16, 768, 512), (("mm",), 16, 512, 768)]
+    assert [(g.bias, g.layouts) for g, _ in log.rows] == [(True, ()), (False, ())]
 
 
 MM = "AUTOTUNE mm(16x5120, 5120x10240)\n"
