@@ -41,8 +41,9 @@ class _Unlisted(NamedTuple):
 class HeldGemms:
     """The GEMMs of one bundle."""
 
-    decided: tuple[TuningRecord, ...]
-    """Those whose list has a winner, or compiled candidates where nothing was timed."""
+    decided: Mapping[int, tuple[TuningRecord, ...]]
+    """By m, those whose list has a winner, or compiled candidates where nothing was
+    timed."""
     unlisted: frozenset[_Unlisted]
     experts_per_token: int | None
     """Rows of a grouped GEMM for each token; None where the bundle does not tell."""
@@ -56,7 +57,9 @@ class HeldGemms:
             if self.experts_per_token is None:
                 return Holding.MISSING
             gemm = replace(gemm, m=gemm.tokens * self.experts_per_token)
-        if any(gemm.may_be(record) for record in self.decided):
+        # Every form gives either; a capture of a long run has thousands of m.
+        assert gemm.m is not None
+        if any(gemm.may_be(record) for record in self.decided.get(gemm.m, ())):
             return Holding.HELD
         sizes = (gemm.batch, gemm.m, gemm.n, gemm.k)
         found = any(one.op in gemm.ops and one[1:] == sizes for one in self.unlisted)
@@ -84,14 +87,17 @@ def held_gemms(bundle: Bundle) -> HeldGemms:
         FlytuneError: as `records_of`, or its program is malformed.
     """
     kept: dict[object, TuningRecord] = {}
+    by_m: dict[int, tuple[TuningRecord, ...]] = {}
     for record in records_of(bundle):
         if record.winner or record.status is Status.OK:
             kept.setdefault(_gemm_of(record), record)
+    for record in kept.values():
+        by_m[record.m] = (*by_m.get(record.m, ()), record)
     parts = parts_of(bundle.manifest)
     tokens = {t for part in parts for t in part["policy"].get("tokens") or ()}
     rows = {record.m for record in kept.values() if record.op == "grouped_mm"}
     return HeldGemms(
-        tuple(kept.values()),
+        by_m,
         frozenset(_unlisted(part["coverage"] for part in parts)),
         _experts_per_token(tokens, rows),
     )
