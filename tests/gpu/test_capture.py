@@ -19,7 +19,8 @@ torch.nn.functional.linear(a, w)
 torch.nn.functional.linear(a, w.clone().requires_grad_()).backward(
     torch.ones(16, 256, **kind))
 float8, ones = torch.float8_e4m3fn, torch.ones(16, 1, device="cuda")
-torch._scaled_mm(a.to(float8), w.to(float8).t(), ones, torch.ones(1, 256, device="cuda"),
+torch._scaled_mm(
+    a.to(float8), w.to(float8).t(), ones, torch.ones(1, 256, device="cuda"),
     out_dtype=torch.bfloat16)
 ends = torch.tensor([8, 16], device="cuda", dtype=torch.int32)
 torch._grouped_mm(a, torch.stack([w, w]).transpose(1, 2), offs=ends)
