@@ -115,6 +115,7 @@ def mode_of(torch: Any, counts: Counts) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     ways: dict[Any, Callable[..., Any] | None] = {}
+    plain = torch._C._disabled_torch_dispatch_impl
 
     class CaptureMode(TorchDispatchMode):
         supports_higher_order_operators = True
@@ -122,10 +123,13 @@ def mode_of(torch: Any, counts: Counts) -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            # What a subclass is made of comes here itself; a fake tensor has nothing.
-            if types:
-                return NotImplemented
             kwargs = kwargs or {}
+            # This mode is set aside here; what lies below it is torch's own: it traces.
+            if torch._C._len_torch_dispatch_stack():
+                return func(*args, **kwargs)
+            # What a subclass is made of comes here itself; a parameter is none.
+            if any(kind.__torch_dispatch__ is not plain for kind in types):
+                return NotImplemented
             if func not in ways:
                 ways[func] = _guarded(lambda: _way(torch, func))
             way = ways[func]

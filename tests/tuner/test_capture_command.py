@@ -115,7 +115,7 @@ def run(*arguments: str) -> str:
 # of the program's own; twice in a compiled function, once in a compiled module; in a
 # forked and a spawned child.
 EVERYWHERE = """
-import multiprocessing, threading
+import copy, multiprocessing, threading
 def work(rows, times=1):
     for _ in range(times):
         torch.nn.functional.linear(torch.zeros(rows, 8), torch.zeros(5, 8))
@@ -137,6 +137,16 @@ def operators():
     one = torch.ones(())
     torch._scaled_mm(
         a.to(float8), by_columns.to(float8), one, one, out_dtype=torch.bfloat16)
+def within_others():
+    # A tensor that two make up, copies of parameters, and tracing.
+    from torch._subclasses import FakeTensorMode
+    from torch.testing._internal.two_tensor import TwoTensor
+    pair = TwoTensor(torch.zeros(12, 8), torch.zeros(12, 8))
+    pair @ torch.zeros(8, 5)
+    module = copy.deepcopy(torch.nn.Linear(8, 5, bias=False))
+    module(torch.zeros(13, 8))
+    with FakeTensorMode():
+        work(14)
 if __name__ == "__main__":
     work(2)
     thread = threading.Thread(target=work, args=(3,))
@@ -159,6 +169,7 @@ if __name__ == "__main__":
     with torch.device("meta"):
         work(10)
     operators()
+    within_others()
     print("done")
     raise SystemExit(7)
 """
@@ -193,12 +204,15 @@ def test_the_command_ends_as_it_would_have(everywhere: Ran) -> None:
 def test_wherever_a_gemm_runs_it_is_counted(everywhere: Ran) -> None:
     rows = [row for row in everywhere.rows if row["k"] == 8]
     counts = {row["m"]: row["count"] for row in rows}
-    assert counts == {2: 1, 3: 1, 4: 1, 5: 1, 6: 2, 7: 1, 8: 1, 9: 4, 11: 1}
+    assert counts == {
+        **{2: 1, 3: 1, 4: 1, 5: 1, 6: 2, 7: 1, 8: 1, 9: 4, 11: 1},
+        **{12: 2, 13: 1},
+    }
     assert {(row["op"], row["n"]) for row in rows} == {("mm", 5)}
     layouts = {row["m"]: row["layout"] for row in rows}
     assert (layouts[2], layouts[5]) == ("TN", "NN")
     assert {row["rule"] for row in rows} == {"captured on cpu"}
-    assert "captured: 14 GEMMs, 18 calls, 3 processes" in everywhere.done.stderr
+    assert "captured: 16 GEMMs, 21 calls, 3 processes" in everywhere.done.stderr
     assert "set aside: 1 calls: of float64" in everywhere.done.stderr
 
 
