@@ -24,8 +24,8 @@ _DTYPES: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
     None: (_PLAIN, _PLAIN),
     "fp8_w8a8": (FP8, FP8),
     "int8_w8a8": (("int8",), ("int8",)),
-    "int8_w8a16": (_PLAIN, ("int8",)),
-    "int4_w4a16": (_PLAIN, ("uint8",)),
+    "int8_w8a16": (_PLAIN, ("int8", "uint8")),
+    "int4_w4a16": (_PLAIN, ("int4", "uint4")),
 }
 
 
