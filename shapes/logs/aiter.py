@@ -12,7 +12,12 @@ from collections.abc import Mapping
 
 from flytune.shapes.gemm import Op
 from flytune.shapes.logs.dtypes import dtypes_of
-from flytune.shapes.logs.observed import ImpossibleRowError, ObservedGemm, Tally
+from flytune.shapes.logs.observed import (
+    ImpossibleRowError,
+    ObservedGemm,
+    Tally,
+    size_of,
+)
 
 _SIZES = frozenset({"M", "N", "K"})
 # Of its fused experts' and of other people's tables, which say more than a GEMM.
@@ -78,10 +83,10 @@ def _gemm(row: Mapping[str, str]) -> ObservedGemm:
     plain, bias = dtypes_of(row.get("dtype", "")), _flag(row, "bias")
     return ObservedGemm(
         ops=_ops(row, bias),
-        m=_size(row["M"]),
-        n=_size(row["N"]),
-        k=_size(row["K"]),
-        batch=_size(row.get("B", "1")),
+        m=size_of(row["M"]),
+        n=size_of(row["N"]),
+        k=size_of(row["K"]),
+        batch=size_of(row.get("B", "1")),
         a_dtypes=plain,
         b_dtypes=weight or plain,
         out_dtypes=dtypes_of(row.get("outdtype", "")),
@@ -108,12 +113,6 @@ def _flag(row: Mapping[str, str], name: str) -> bool | None:
     if word not in _FLAGS:
         raise ImpossibleRowError(f"{name} is neither true nor false")
     return _FLAGS[word]
-
-
-def _size(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ImpossibleRowError("a size is not a whole number")
-    return int(text)
 
 
 def _number(text: str) -> float:

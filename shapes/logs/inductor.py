@@ -7,12 +7,16 @@ mkldnn_lowerings.py.
 """
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from flytune.shapes.gemm import FP4, Op
 from flytune.shapes.logs.dtypes import dtypes_of
-from flytune.shapes.logs.observed import ImpossibleRowError, ObservedGemm, Tally
+from flytune.shapes.logs.observed import (
+    ImpossibleRowError,
+    ObservedGemm,
+    Tally,
+    size_of,
+)
 from flytune.shapes.strides import layouts
 
 _BLOCK = re.compile(r"AUTOTUNE (\w+)\(([^()]*)\)\s*$", re.MULTILINE)
@@ -134,15 +138,9 @@ def _tensors(sizes: str, following: list[str]) -> tuple[_Tensor, ...]:
 
 
 def _numbers(text: str, between: str) -> tuple[int, ...]:
-    return tuple(_each_number(text, between))
-
-
-def _each_number(text: str, between: str) -> Iterator[int]:
-    for word in filter(None, map(str.strip, text.split(between))):
-        if not (word.isascii() and word.isdigit()):
-            # A symbol stands for the sizes of a dynamic graph.
-            raise ImpossibleRowError("a size is not a whole number")
-        yield int(word)
+    """Read sizes or strides; a symbol is of a dynamic graph, and none."""
+    words = map(str.strip, text.split(between))
+    return tuple(size_of(word) for word in words if word)
 
 
 def _check_strides(matrix: _Tensor) -> None:

@@ -5,11 +5,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from flytune.shapes.fields import MAX_SIZE
 from flytune.shapes.gemm import GemmShape, Op
 
 
 class ImpossibleRowError(Exception):
     """A row that cannot be; the message is the reason, the same for all of a kind."""
+
+
+def size_of(text: str) -> int:
+    """Return a size that is written in decimal digits.
+
+    Raises:
+        ImpossibleRowError: it is not, or has more digits than any size.
+    """
+    # int() alone takes `1_0`, `+8` and other scripts, and refuses thousands of digits.
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise ImpossibleRowError("a size is not a whole number")
+    return int(text)
+
+
+_MOST_DIGITS = len(str(MAX_SIZE))
 
 
 class Gemm(Protocol):

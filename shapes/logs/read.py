@@ -1,5 +1,6 @@
 """Reads the GEMMs of a log, whose form is known by what it holds."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -59,16 +60,17 @@ def read_log(path: Path, format: str | None = None) -> ObservedGemms:
         format: the name of one of `FORMATS`; by what the file holds where None.
 
     Raises:
-        FlytuneError: the file cannot be read or is too large, or its form is none that
-            is known, or several are.
+        FlytuneError: the file cannot be read or is too large, it is of no known form
+            or not of the one that is named, or it is of several.
     """
     text = _text_of(path)
-    named = [one for one in FORMATS if one.name == format]
-    if format is not None and not named:
+    named = [one for one in FORMATS if format in (None, one.name)]
+    if not named:
         raise FlytuneError(f"unknown format of logs: `{format}`", hint=_known())
-    fit = named or [one for one in FORMATS if one.holds(text)]
+    fit = [one for one in named if one.holds(text)]
     if not fit:
-        raise FlytuneError(f"no GEMMs of a known form in log: `{path}`", hint=_known())
+        form = "a known form" if format is None else f"the form {format}"
+        raise FlytuneError(f"no GEMMs of {form} in log: `{path}`", hint=_known())
     if len(fit) > 1:
         names = " and ".join(one.name for one in fit)
         raise FlytuneError(
@@ -76,7 +78,10 @@ def read_log(path: Path, format: str | None = None) -> ObservedGemms:
             hint=f"choose one: --format {fit[0].name}",
         )
     tally = Tally()
-    fit[0].read(text, tally, path)
+    try:
+        fit[0].read(text, tally, path)
+    except csv.Error as error:
+        raise FlytuneError(f"log is not CSV, {error}: `{path}`") from error
     return tally.result(fit[0].name, str(path))
 
 

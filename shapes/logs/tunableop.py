@@ -32,8 +32,8 @@ _TYPE = "|".join(sorted(_TYPES, key=len, reverse=True))
 _SCALED = re.compile(rf"ScaledGemmTunableOp_({_TYPE})_({_TYPE})_({_TYPE})_([NT]{{2}})")
 _ANY_OP = re.compile(r"\w*Gemm\w*TunableOp_\w+")
 _KEY = re.compile(
-    r"(?P<letters>[nt]{2})_(?P<m>\d+)_(?P<n>\d+)_(?P<k>\d+)(?:_B_(?P<batch>\d+))?"
-    r"(?:_ld_(?P<lda>\d+)_(?P<ldb>\d+)_(?P<ldc>\d+))?"
+    r"(?P<letters>[nt]{2})_(?P<m>\d{1,10})_(?P<n>\d{1,10})_(?P<k>\d{1,10})(?:_B_(?P<batch>\d{1,10}))?"
+    r"(?:_ld_(?P<lda>\d{1,10})_(?P<ldb>\d{1,10})_(?P<ldc>\d{1,10}))?"
     # Of scaled GEMMs: ROCm's form, and the one that CUDA has since torch 2.15.
     r"(?:_rw_(?P<rowwise>[01])_bias_(?P<bias>\w+)"
     r"|_a_\w+_as_\w+_ast_(?P<scaled>\d)_bst_\d_\w+_bias_(?P<bias_type>\w+))?"

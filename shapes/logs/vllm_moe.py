@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from flytune.shapes.logs.dtypes import FP8
-from flytune.shapes.logs.observed import ImpossibleRowError, ObservedGemm, Tally
+from flytune.shapes.logs.observed import (
+    ImpossibleRowError,
+    ObservedGemm,
+    Tally,
+    size_of,
+)
 
 _NAME = re.compile(
     r"E=(\d+),N=(\d+),device_name=[^,]+(?:,dtype=(\w+))?(?:,block_shape=\[[\d,]+\])?"
@@ -69,12 +74,14 @@ def _gemms(name: str, tokens: str) -> tuple[ObservedGemm, ObservedGemm]:
         raise ImpossibleRowError("the file's name does not say E and N")
     if found[3] not in _DTYPES:
         raise ImpossibleRowError(f"unknown quantisation: {found[3][:40]}")
-    if not (tokens.isascii() and tokens.isdigit()):
-        raise ImpossibleRowError("tokens are not a whole number")
     a, b = _DTYPES[found[3]]
-    inner = int(found[2])
+    inner = size_of(found[2])
     common: dict[str, Any] = {
-        **{"ops": ("grouped_mm",), "groups": int(found[1]), "tokens": int(tokens)},
+        **{
+            "ops": ("grouped_mm",),
+            "groups": size_of(found[1]),
+            "tokens": size_of(tokens),
+        },
         **{"a_dtypes": a, "b_dtypes": b},
     }
     return ObservedGemm(n=2 * inner, **common), ObservedGemm(k=inner, **common)

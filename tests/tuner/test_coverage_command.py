@@ -163,7 +163,7 @@ def test_experts_are_found_by_tokens(tmp_path: Path) -> None:
     [
         (("--min", "1.5"), "Invalid value for '--min'"),
         (("--format", "x"), "Invalid value for '--format'"),
-        (("--format", "inductor"), "error: no GEMMs in log, no row: "),
+        (("--format", "inductor"), "error: no GEMMs of the form inductor in log: "),
     ],
 )
 def test_what_cannot_be_compared(
