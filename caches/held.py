@@ -84,7 +84,7 @@ def held_gemms(bundle: Bundle) -> HeldGemms:
     """Return what a bundle holds.
 
     Raises:
-        FlytuneError: as `records_of`, or its program is malformed.
+        FlytuneError: as `records_of`, or its program, policy or coverage is malformed.
     """
     kept: dict[object, TuningRecord] = {}
     by_m: dict[int, tuple[TuningRecord, ...]] = {}
@@ -93,14 +93,16 @@ def held_gemms(bundle: Bundle) -> HeldGemms:
             kept.setdefault(_gemm_of(record), record)
     for record in kept.values():
         by_m[record.m] = (*by_m.get(record.m, ()), record)
-    parts = parts_of(bundle.manifest)
-    tokens = {t for part in parts for t in part["policy"].get("tokens") or ()}
     rows = {record.m for record in kept.values() if record.op == "grouped_mm"}
-    return HeldGemms(
-        by_m,
-        frozenset(_unlisted(part["coverage"] for part in parts)),
-        _experts_per_token(tokens, rows),
-    )
+    parts = parts_of(bundle.manifest)
+    try:
+        tokens = {int(t) for part in parts for t in part["policy"].get("tokens") or ()}
+        unlisted = frozenset(_unlisted(part["coverage"] for part in parts))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FlytuneError(
+            f"coverage or policy of the manifest is malformed: {bundle.path}"
+        ) from error
+    return HeldGemms(by_m, unlisted, _experts_per_token(tokens, rows))
 
 
 def _gemm_of(record: TuningRecord) -> tuple[object, ...]:

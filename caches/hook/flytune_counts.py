@@ -73,7 +73,8 @@ class Counts:
         create = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         counts = os.open(f"{name}.counts", os.O_RDWR | create, 0o600)
         try:
-            os.ftruncate(counts, MOST * _COUNT_BYTES)
+            # Not a hole: on a full disk, counting in one would kill the program.
+            os.posix_fallocate(counts, 0, MOST * _COUNT_BYTES)
             shared = mmap.mmap(counts, MOST * _COUNT_BYTES)
         finally:
             os.close(counts)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import DATA
+from builds import DATA, unpacked
 from click.testing import CliRunner, Result
+from small_bundles import small_bundle
 
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
@@ -173,6 +174,32 @@ def test_what_cannot_be_compared(
     result = coverage(made, DATA / "logs" / "bf16_untuned_gemm.csv", *options)
     assert result.exit_code in (1, 2)
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("missing", [3, [3], {"a reason": 3}, {"a reason": [3]}])
+def test_a_manifest_that_says_nothing_of_use(tmp_path: Path, missing: Any) -> None:
+    made = unpacked(bundle(tmp_path, [LINEAR]), tmp_path / "unpacked")
+    path = made / "manifest.json"
+    row = json.loads(path.read_text())
+    row["coverage"] = {"enumerated": "program", "missing": missing}
+    path.write_text(json.dumps(row))
+    result = coverage(made, DATA / "logs" / "autotune_mm.log")
+    assert result.exit_code == 1
+    assert "policy of the manifest is malformed" in result.stderr
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_stored_bundles_are_compared_too(tmp_path: Path, schema: int) -> None:
+    log = tmp_path / "shapes.csv"
+    log.write_text("op,m,n,k,count\nmm,1,1000,256,2\nmm,1,5,256,1\n")
+    result = coverage(DATA / "bundles" / f"schema-{schema}.tar.zst", log)
+    assert result.stdout.startswith("held     1 of 2 GEMMs, 66.7% of 3 calls\n")
+
+
+def test_a_bundle_without_records(tmp_path: Path) -> None:
+    made = small_bundle(tmp_path)
+    result = coverage(made, DATA / "logs" / "autotune_mm.log")
+    assert result.stderr == f"error: bundle has no records: {made}\n"
 
 
 def test_a_real_bundle_holds_what_its_program_calls(
