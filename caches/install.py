@@ -197,10 +197,8 @@ def _with_previous(
 def _with_children(
     directory: str, changes: tuple[Change, ...], environment: Mapping[str, str]
 ) -> tuple[Change, ...]:
-    hook_path = str(Path(flytune_hook.__file__).parent)
-    paths = [hook_path, *filter(None, [environment.get("PYTHONPATH")])]
     more = {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": python_path(environment),
         flytune_start.INSTALLED_VARIABLE: directory,
         STATUS_VARIABLE: status_directory(),
     }
@@ -209,6 +207,13 @@ def _with_children(
     )
     row = json.dumps(_pairs(changes))
     return (*changes, Change(flytune_hook.CHANGES_VARIABLE, row, None))
+
+
+def python_path(environment: Mapping[str, str]) -> str:
+    """Return a PYTHONPATH with which each Python child arms flytune's hook."""
+    hook_path = str(Path(flytune_hook.__file__).parent)
+    paths = [hook_path, *filter(None, [environment.get("PYTHONPATH")])]
+    return os.pathsep.join(paths)
 
 
 def _apply(changes: tuple[Change, ...], environment: Any) -> None:

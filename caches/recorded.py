@@ -7,20 +7,15 @@ missing time is missing, never zero.
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flytune.caches.records import Status, read_records
 from flytune.shapes.errors import FlytuneError
+from flytune.shapes.logs import tunableop
+from flytune.shapes.logs.observed import ImpossibleRowError
 
-_VALIDATOR = "Validator"
-# PyTorch's names of types in TunableOp's operations.
-_TUNABLE_TYPES = {"BFloat16": "bfloat16", "Half": "float16", "float": "float32"}
-_TUNABLE_OP = re.compile(r"GemmTunableOp_(\w+)_(\w\w)")
-# transposes, then BLAS's m, n, k: column by column, so that m are a weight's rows.
-_TUNABLE_KEY = re.compile(r"(\w\w)_(\d+)_(\d+)_(\d+)(_ld_\d+_\d+_\d+)?")
 # What AITER calls the library that torch calls too.
 _AITER_BACKENDS = {"torch": "aten", "hipblaslt": "aten"}
 _TYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -74,8 +69,12 @@ def read_recorded(path: Path) -> RecordedTable:
         raise FlytuneError(f"recorded times cannot be read: {path}: {error}") from error
     rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
     header = rows[0] if rows else []
-    if header[:1] == [_VALIDATOR] or any(_TUNABLE_OP.fullmatch(c) for c in header[:1]):
-        found = [_of_tunable(row, path.name) for row in rows if row[:1] != [_VALIDATOR]]
+    if tunableop.holds(text):
+        found = [
+            _of_tunable(row, path.name)
+            for row in rows
+            if row[:1] != [tunableop.VALIDATOR]
+        ]
         return _table([[one] for one in found])
     named = [dict(zip(header, row, strict=False)) for row in rows[1:] if any(row)]
     if {"M", "N", "K", "us"} <= set(header):
@@ -113,14 +112,21 @@ def _of_tunable(row: list[str], name: str) -> RecordedTime | None:
     """Read a line of `torch.cuda.tunable`'s results; times are in milliseconds."""
     if len(row) < 4:
         return None
-    op, key = _TUNABLE_OP.fullmatch(row[0]), _TUNABLE_KEY.fullmatch(row[1])
     us = 1e3 * _number(row[3])
-    if op is None or key is None or op[1] not in _TUNABLE_TYPES or us <= 0:
+    try:
+        gemm = tunableop.entry(row[0], row[1])
+    except ImpossibleRowError:
         return None
-    n, m, k = (int(key[at]) for at in (2, 3, 4))
-    dtype = _TUNABLE_TYPES[op[1]]
-    source, layout = f"{name}: {row[2]}", op[2]
-    return RecordedTime("mm", m, n, k, 0, dtype, "aten", us, source, layout=layout)
+    if "mm" not in gemm.ops or us <= 0:
+        return None
+    assert gemm.m is not None
+    assert gemm.n is not None
+    assert gemm.k is not None
+    return RecordedTime(
+        *("mm", gemm.m, gemm.n, gemm.k, 0, gemm.a_dtypes[0], "aten", us),
+        source=f"{name}: {row[2]}",
+        layout=gemm.layouts[0],
+    )
 
 
 def _of_aiter(row: Mapping[str, str], name: str) -> RecordedTime | None:

@@ -1,15 +1,13 @@
 """What `ci/mi350.sh` asks of files that flytune wrote; each exits 1 with a reason."""
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.device_profile import DeviceProfile, find_profile
-from flytune.caches.records import read_records
+from flytune.caches.held import records_of
 from flytune.tuner.candidate import ATEN, FLYDSL, TRITON
-from flytune.tuner.publish import RECORDS_NAME
 
 ARCH = "gfx950"
 SHIPPED = ("mi355x", "mi350x")
@@ -51,10 +49,7 @@ def not_of_program(bundle: Path) -> Iterator[str]:
     enumerated = opened.manifest.coverage["enumerated"]
     if enumerated != "program":
         yield f"its lists are of the {enumerated}, not of the program"
-    with tempfile.TemporaryDirectory() as directory:
-        placed = Path(directory) / "bundle"
-        opened.place(placed, only=[RECORDS_NAME])
-        records = read_records(placed / RECORDS_NAME)
+    records = records_of(opened)
     timed = {record.backend for record in records if record.median_us is not None}
     for backend in (ATEN, TRITON, FLYDSL):
         if backend not in timed:

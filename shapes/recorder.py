@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flytune.shapes.gemm import Op
+from flytune.shapes.strides import layouts
 from flytune.shapes.trace import TracedGemm
 
 OPS: dict[Any, Op] = {
@@ -212,16 +213,6 @@ def _gemm(
         a_dtype=a_dtype,
         b_dtype=b_dtype,
         out_dtype=out_dtype,
-        layouts=tuple(y + x for y in _letters(b) for x in _letters(a)),
+        layouts=layouts((a.shape, a.stride()), (b.shape, b.stride())),
         bias=op == "addmm",
     )
-
-
-def _letters(matrix: torch.Tensor) -> str:
-    """Return the BLAS letters that the last two strides allow: "N" row-major, "T"
-    column-major, both where a size of 1 leaves its stride without meaning."""
-    rows, columns = matrix.shape[-2:]
-    row_stride, column_stride = matrix.stride()[-2:]
-    row_major = "N" if column_stride == 1 or columns == 1 else ""
-    column_major = "T" if row_stride == 1 or rows == 1 else ""
-    return row_major + column_major

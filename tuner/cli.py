@@ -16,6 +16,8 @@ COMMANDS = (
     ("build", "build_command:build_command", "Tune a model and pack a bundle."),
     ("verify", "verify_command:verify_command", "Prove that a bundle hits."),
     ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
+    ("capture", "capture_command:capture_command", "Count the GEMMs that run."),
+    ("coverage", "coverage_command:coverage_command", "Say which GEMMs are held."),
     ("install", "bundle_commands:install_command", "Put a bundle in place."),
     ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
     ("keygen", "key_commands:keygen_command", "Make a key to sign bundles with."),

@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.records import RECORDS_NAME, TuningRecord, read_records
+from flytune.caches.held import records_of
+from flytune.caches.records import RECORDS_NAME, TuningRecord
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.caches.trust import HERE, Trust, admit
 from flytune.shapes.errors import FlytuneError
@@ -46,10 +47,7 @@ class OlderBundle:
         Raises:
             FlytuneError: they are corrupt.
         """
-        with tempfile.TemporaryDirectory(prefix="flytune-from-") as directory:
-            placed = Path(directory) / "bundle"
-            self._bundle.place(placed, only=[RECORDS_NAME])
-            return read_records(placed / RECORDS_NAME)
+        return records_of(self._bundle)
 
     def take_kernels(self, built: Path) -> int:
         """Copy its compiled candidates to those of a build; return how many.

@@ -4,6 +4,7 @@ Most never import torch. The hook itself, and what it needs of the standard libr
 loaded when one does.
 """
 
+import importlib
 import os
 import sys
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 INSTALLED_VARIABLE = "FLYTUNE_INSTALLED"
+CAPTURE_VARIABLE = "FLYTUNE_CAPTURE"
+"""Names the folder that `flytune capture` has processes count GEMMs into."""
 DISABLE_VARIABLE = "FLYTUNE_DISABLE"
 
 
@@ -47,7 +50,9 @@ class Waiting(AfterImport):
 
 
 def start() -> None:
-    """Wait for torch if this process's environment names a bundle."""
+    """Wait for torch if this process's environment names a bundle, or a capture."""
+    if folder := os.environ.get(CAPTURE_VARIABLE):
+        _own("flytune_capture").CaptureImport(folder).start()
     directory = os.environ.get(INSTALLED_VARIABLE)
     if not directory:
         return
@@ -63,14 +68,17 @@ def is_disabled() -> bool:
 
 
 def _hook() -> "Any":
-    if __package__:
-        from flytune.caches.hook import flytune_hook
+    return _own("flytune_hook")
 
-        return flytune_hook
+
+def _own(name: str) -> "Any":
+    """Return a module of this folder."""
+    if __package__:
+        return importlib.import_module(f"{__package__}.{name}")
     # The program may have changed its path since.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     try:
-        return __import__("flytune_hook")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(here)

@@ -1,0 +1,1 @@
+"""Logs and tables of other tools -> the GEMMs that a program was seen to ask for."""
