@@ -45,6 +45,7 @@ MODELS = {
     "meta-llama/Llama-3.3-70B-Instruct": "Llama-3.3-70B-Instruct",
     **dict.fromkeys(("llama405B", "Llama-3.1-405B"), "Llama-3.1-405B"),
     "meta-llama/Llama-3.1-405b-hf": "Llama-3.1-405B",
+    **dict.fromkeys(("kimik2", "Kimi-K2"), "Kimi-K2-Instruct"),
     "qwen32B": "Qwen3-32B",
     "qwen3_8b": "Qwen3-8B",
     **dict.fromkeys(("qwen3_235b", "Qwen3-235B-A22B-FP8"), "Qwen3-235B-A22B"),
