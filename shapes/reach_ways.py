@@ -49,6 +49,7 @@ _GPU: tuple[Platform, ...] = ("cuda", "rocm")
 _INSIDE_OP = (
     *("Qwen3MoeForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
     *("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+    "KimiK25ForConditionalGeneration",
 )
 """Whose model gives the router to vLLM's FusedMoE, `gate=self.gate`."""
 _NOT_COMPILED = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")

@@ -80,13 +80,14 @@ def test_what_vllm_s_fused_moe_takes_in(load: Load) -> None:
     assert found["mlp.gate_up_proj"] == found["mlp.gate"] == INDUCTOR
 
 
-def test_latent_attention_of_vllm_is_one_operator(load: Load) -> None:
-    found = ways(load, "DeepSeek-V3", "cuda")
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Kimi-K2-Instruct", "Kimi-K2.5"])
+def test_latent_attention_of_vllm_is_one_operator(load: Load, name: str) -> None:
+    found = ways(load, name, "cuda")
     inside = "custom_op:vllm::unified_mla_attention_with_output"
-    for name in ("kv_b_proj", "W_UK_T", "W_UV"):
-        assert found[f"self_attn.{name}"] == inside
-    for name in ("fused_qkv_a_proj", "q_b_proj", "o_proj"):
-        assert found[f"self_attn.{name}"] == INDUCTOR
+    for part in ("kv_b_proj", "W_UK_T", "W_UV"):
+        assert found[f"self_attn.{part}"] == inside
+    for part in ("fused_qkv_a_proj", "q_b_proj", "o_proj"):
+        assert found[f"self_attn.{part}"] == INDUCTOR
     assert found["mlp.gate"] == "custom_op:vllm::moe_forward"
 
 
