@@ -38,6 +38,7 @@ ENGINES: Mapping[str, Engine] = {
     "flydsl_repo_bench": "vllm",
 }
 """A table, and whose program its rows are of."""
+QWEN2_5 = ("7B", "32B", "72B")
 MODELS = {
     **dict.fromkeys(("dsv3", "DeepSeek-V3/R1", "DSV3-671B"), "DeepSeek-V3"),
     **dict.fromkeys(("DeepSeek-V3", "DeepSeek-V3-671B"), "DeepSeek-V3"),
@@ -54,7 +55,7 @@ MODELS = {
     # Of another vocabulary; no table has its head.
     "mistralai/Mistral-7B-v0.1": "Mistral-7B-Instruct-v0.3",
     "mistralai/Mixtral-8x7B-Instruct-v0.1": "Mixtral-8x7B",
-    "Qwen/Qwen2.5-72B-Instruct": "Qwen2.5-72B-Instruct",
+    **{f"Qwen/Qwen2.5-{size}-Instruct": f"Qwen2.5-{size}-Instruct" for size in QWEN2_5},
     **dict.fromkeys(
         ("meta-llama/Llama-3-8b", "meta-llama/Llama-3.1-8B-Instruct"),
         "Llama-3.1-8B-Instruct",
@@ -214,7 +215,8 @@ def compared(row: Row, engine: Engine) -> Verdict:
     if (row.n, row.k) in own:
         return Verdict("agree")
     named = bool(_patterns(row.layer))
-    ours = ", ".join(f"{n} x {k}" for n, k in sorted(own)) if named else "-"
+    own_sizes = ", ".join(f"{n} x {k}" for n, k in sorted(own)) if named else ""
+    ours = own_sizes or "-"
     return Verdict("disagree", _why(row, engine), ours)
 
 
@@ -243,6 +245,8 @@ def _why(row: Row, engine: Engine) -> str:
         return ", or ".join(found)
     if not named:
         return "no layer has it at 1, 2, 4 or 8 ranks"
+    if not own:
+        return f"{row.ranks} ranks do not divide the model: the engine refuses them"
     equal = [name for name, at in (("N", 0), ("K", 1)) if theirs[at] in _side(own, at)]
     return f"only {equal[0]} is that of the layer" if equal else "neither N nor K is"
 

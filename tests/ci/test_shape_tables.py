@@ -51,6 +51,10 @@ def test_every_row_is_in_one_kind(tables: ModuleType) -> None:
         (("dsv3", "4", "kv_b", 32768, 512), "disagree", "not split over the ranks"),
         (("dsv3", "1", "kv_a", 576, 7168), "disagree", "as transformers runs it"),
         (("gptoss", "1", "moe_stage1(gate_up)", 6144, 3072), "disagree", "padded"),
+        (
+            ("Qwen/Qwen2.5-7B-Instruct", "8", "qkv", 576, 3584),
+            *("disagree", "8 ranks do not divide the model"),
+        ),
         (("GPT-9", "1", "qkv", 1, 1), "no config", "no config at hand: GPT-9"),
     ],
 )
