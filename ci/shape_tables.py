@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flytune.shapes.derive import derive_shapes
-from flytune.shapes.gemm import Engine, GemmShape
+from flytune.shapes.gemm import Engine, GemmShape, Platform
+from flytune.shapes.quant_fit import SchemeError
 from flytune.shapes.registry import SHIPPED, find_model
 from flytune.shapes.splits import SplitError
 
@@ -107,6 +108,7 @@ class Row(NamedTuple):
     layer: str
     n: int
     k: int
+    platform: Platform = "cuda"
 
 
 class Verdict(NamedTuple):
@@ -181,7 +183,8 @@ def judged(name: str) -> Judged:
     with (TABLES / f"{name}.csv").open(newline="") as file:
         for cells in csv.DictReader(file):
             n, k = (_size(cells[column]) for column in ("N", "K"))
-            row = Row(cells["model"], cells["tp"], cells["layer"], n, k)
+            platform: Platform = "rocm" if name.startswith("aiter") else "cuda"
+            row = Row(cells["model"], cells["tp"], cells["layer"], n, k, platform)
             verdict = _set_aside(cells, row) or compared(row, ENGINES[name])
             counts[row, verdict] += int(cells.get("rows") or 1)
     return counts
@@ -270,7 +273,7 @@ def _sizes(
     return {
         (shape.n, shape.k)
         for tp in said or RANKS
-        for shape in _derived(MODELS[row.model], engine, tp, naive_heads)
+        for shape in _derived(MODELS[row.model], engine, tp, naive_heads, row.platform)
         if any(re.search(pattern, shape.module) for pattern in patterns)
     }
 
@@ -284,7 +287,7 @@ def _patterns(layer: str) -> tuple[str, ...]:
 
 @cache
 def _derived(
-    name: str, engine: Engine, tp: int, naive_heads: bool
+    name: str, engine: Engine, tp: int, naive_heads: bool, platform: Platform
 ) -> tuple[GemmShape, ...]:
     """Return a model's GEMMs; none where the ranks do not divide it."""
     shipped = {model.name for model in SHIPPED}
@@ -293,9 +296,18 @@ def _derived(
         config = replace(
             config, head_dim=config.hidden_size // config.num_attention_heads
         )
+    # What vLLM pads of a quantised checkpoint is in AITER's tables.
+    padded = engine == "vllm" and platform == "rocm" and config.quantised
     try:
-        return derive_shapes(config, tp=tp, engine=engine, tokens=(1,), quant="bf16")
-    except SplitError:
+        return derive_shapes(
+            config,
+            tp=tp,
+            engine=engine,
+            tokens=(1,),
+            quant=None if padded else "bf16",
+            platform=platform,
+        )
+    except (SplitError, SchemeError):
         return ()
 
 

@@ -41,13 +41,23 @@ class HandList:
 
 
 def read_by_hand(
-    path: Path, tokens: tuple[int, ...], platform: Platform = "cuda"
+    path: Path,
+    tokens: tuple[int, ...],
+    platform: Platform = "cuda",
+    engine: Engine = "transformers",
+    *,
+    anew: bool = False,
 ) -> HandList:
     """Read GEMMs from a CSV file with a header, or from JSON lines.
 
     The names are those of `flytune shapes --json`, whose output it takes as it is; `n`
-    and `k` must be there, and without `m` a row stands for each of `tokens`,
-    and without `reach` it is reached as a model's would be on `platform`.
+    and `k` must be there. Without `m` a row stands for each of `tokens`, without
+    `engine` it is of the one that is named, and without `reach` it is reached as a
+    model's would be on `platform`.
+
+    Args:
+        anew: Whether what a row says of its reach, on the platform that it was listed
+            for, is passed over.
 
     Raises:
         FlytuneError: the file cannot be read or holds no row, or a row has an unknown
@@ -65,12 +75,15 @@ def read_by_hand(
         raise FlytuneError(f"cannot read the shapes, {reason}: `{path}`") from error
     except UnicodeDecodeError as error:
         raise FlytuneError(f"shapes are not UTF-8 text: `{path}`") from error
+    if text.lstrip().startswith("["):
+        hint = "write one object a line"
+        raise FlytuneError(f"shapes are a JSON array: `{path}`", hint=hint)
     is_json = text.lstrip().startswith("{")
     found: list[GemmShape] = []
     for line, row in _json_rows(text, path) if is_json else _csv_rows(text, path):
         one = _Row({k: v for k, v in row.items() if v not in (None, "")}, path, line)
         counts = tokens if "m" not in one.values else (one.size("m", 1),)
-        found.extend(one.shape(m, platform) for m in counts)
+        found.extend(one.shape(m, platform, engine, anew) for m in counts)
     if not found:
         raise FlytuneError(f"no shapes in: `{path}`", hint="columns: n, k, m, op, ...")
     return HandList(path.stem, str(path), tuple(found), text)
@@ -81,7 +94,10 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not each.strip():
             continue
         try:
-            row = json.loads(each)
+            row = json.loads(each, object_pairs_hook=_once)
+        except KeyError as error:
+            fault = f"`{error.args[0]}` is there twice in line {line}"
+            raise FlytuneError(f"{fault}: `{path}`") from error
         except (ValueError, RecursionError) as error:
             raise FlytuneError(f"line {line} is not JSON: `{path}`") from error
         if not isinstance(row, dict):
@@ -89,10 +105,26 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, row
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object whose names are all different.
+
+    Raises:
+        KeyError: one is there twice.
+    """
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise KeyError(twice[0])
+    return dict(pairs)
+
+
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
     try:
-        for column in map(str.strip, reader.fieldnames or ()):
+        columns = list(map(str.strip, reader.fieldnames or ()))
+        for column in columns:
+            if column and columns.count(column) > 1:
+                fault = f"`{column}` is there twice in line 1"
+                raise FlytuneError(f"{fault}: `{path}`")
             # A spreadsheet's empty column at the end is named nothing.
             if column and column not in _COLUMNS:
                 fault = "is not a column of shapes in line 1"
@@ -121,7 +153,9 @@ class _Row:
         where = f"line {self.line} of `{self.path}`"
         return FlytuneError(f"{column} {fault} in {where}: `{value}`")
 
-    def shape(self, m: int, platform: Platform) -> GemmShape:
+    def shape(
+        self, m: int, platform: Platform, engine: Engine, anew: bool
+    ) -> GemmShape:
         for column in self.values:
             if column not in _COLUMNS:
                 raise self.error(column, "is not a column of shapes")
@@ -144,11 +178,13 @@ class _Row:
             count=self.size("count", 1),
             tp=self.size("tp", 1),
             ep=self.size("ep", 1),
-            engine=self.word("engine", "transformers"),
+            engine=self.word("engine", engine),
             rule=str(self.values.get("rule", "by hand")),
         )
         self._check(shape)
-        return replace(shape, reach=self.reach() or reach_of(shape, platform))
+        said = self.reach()
+        reach = reach_of(shape, platform) if anew or not said else said
+        return replace(shape, reach=reach)
 
     def _check(self, shape: GemmShape) -> None:
         if (shape.op == "grouped_mm") != (shape.groups > 0):

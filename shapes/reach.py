@@ -37,7 +37,7 @@ def reach_of(
     raise FlytuneError(
         f"{shape.engine} runs no GEMM of {shape.scaling} on {platform}: "
         f"`{shape.module}`",
-        hint="choose another --quant, --engine or platform; bf16 runs everywhere",
+        hint="choose another --quant or --engine; bf16 runs everywhere",
     )
 
 

@@ -82,6 +82,9 @@ def _counts(word: str, text: str, batches: Batches) -> Sequence[int]:
         last = _number(rest, text) if dots else LAST_POWER
         return [each * 2**power for power in range(last.bit_length())]
     if not dots:
+        if word[:1].isalpha():
+            known = "powers, powers..N, vllm and sglang"
+            raise ValueError(f"no such word for tokens: `{word}`; known are {known}")
         return [each * _number(word, text)]
     end, slash, by = rest.partition("/")
     low, high = _number(first, text), _number(end, text)

@@ -91,9 +91,9 @@ def build(options: BuildOptions, progress: Progress) -> Built:
 
 
 def _say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
-    counts = f"{len(options.tokens)} token count{'s' if options.tokens[1:] else ''}"
+    counts = _token_counts(plan, options)
     progress.say(
-        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs at {counts}, "
+        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs{counts}, "
         f"{plan.policy.name} policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in "
         f"{plan.work}"
     )
@@ -101,6 +101,13 @@ def _say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
         done = "left out" if plan.left_out else "built all the same"
         reached = sum(map(is_reached, plan.shapes))
         progress.say(f"plan: {reach_words(reached, others)}, and {done}")
+
+
+def _token_counts(plan: Plan, options: BuildOptions) -> str:
+    """Say at how many token counts a model is planned; a file may say its own."""
+    if options.by_hand is not None:
+        return ""
+    return f" at {len(options.tokens)} token count{'s' if options.tokens[1:] else ''}"
 
 
 def _check_named(options: BuildOptions) -> None:

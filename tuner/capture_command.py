@@ -111,6 +111,7 @@ def _say(captured: Captured, out: Path) -> None:
     if captured.shapes:
         click.echo(f"captured: {words}: {out}", err=True)
     else:
-        click.echo("captured: no GEMM, and nothing is written", err=True)
+        why = "no Python process with torch ran one, or it began with -S, -I or -E"
+        click.echo(f"captured: no GEMM, and nothing is written: {why}", err=True)
     for reason, number in captured.set_aside.items():
         click.echo(f"set aside: {number} calls: {reason}", err=True)

@@ -1,6 +1,7 @@
 """`flytune coverage`: which of the GEMMs that a program ran a bundle holds."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,6 +54,17 @@ class Covered:
         return cls(log, rows, unclear)
 
 
+def _number(_: click.Context, __: click.Parameter, value: float) -> float:
+    """Refuse "nan", which no share is below.
+
+    Raises:
+        click.BadParameter: it is that.
+    """
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a share")
+    return value
+
+
 @click.command("coverage")
 @click.argument("bundle", type=click.Path(readable=False, path_type=Path))
 @click.option(
@@ -72,6 +84,7 @@ class Covered:
     "--min",
     "least",
     type=click.FloatRange(0, 1),
+    callback=_number,
     default=0,
     show_default=True,
     metavar="SHARE",

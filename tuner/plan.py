@@ -73,7 +73,8 @@ def make_plan(options: BuildOptions) -> Plan:
     """
     require_torch()
     profile = device_for(options)
-    attention = options.attention or ("eager" if profile is None else "sdpa")
+    eager = profile is None and options.engine == "transformers"
+    attention = options.attention or ("eager" if eager else "sdpa")
     model, listed = list_gemms(options, attention, profile)
     policy = _policy(options, model, attention, profile)
     program = None

@@ -28,7 +28,8 @@ def list_gemms(
                 "shapes by hand do not say the sizes of rmsnorm and topk",
                 hint="leave --ops out",
             )
-        listed = read_by_hand(options.by_hand, options.tokens, platform)
+        listed = read_by_hand(options.by_hand, options.tokens, platform, options.engine)
+        _check_of_one(listed)
         return listed, listed.shapes
     model = find_model(options.model)
     return model, plan_shapes(
@@ -41,6 +42,21 @@ def list_gemms(
         quant=options.quant,
         platform=platform,
     )
+
+
+def _check_of_one(listed: HandList) -> None:
+    """Refuse rows of several ranks or engines: a bundle says whose it is.
+
+    Raises:
+        FlytuneError: there are some.
+    """
+    for name in ("tp", "ep", "engine"):
+        said = sorted({str(getattr(shape, name)) for shape in listed.shapes})
+        if len(said) > 1:
+            raise FlytuneError(
+                f"rows of {name} {' and '.join(said)} in one file: `{listed.source}`",
+                hint="give each a file of its own",
+            )
 
 
 def _platform(profile: DeviceProfile | None) -> Platform:

@@ -128,9 +128,10 @@ def manifest_of(
             "name": plan.model.name,
             "architecture": plan.model.architecture,
             "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
-            "tp": options.tp,
-            "ep": options.ep,
-            "engine": options.engine,
+            # Those of all rows.
+            "tp": plan.shapes[0].tp,
+            "ep": plan.shapes[0].ep,
+            "engine": plan.shapes[0].engine,
         },
         program={"kind": "none"} if plan.program is None else plan.program.to_json(),
         policy=plan.policy.to_json(),

@@ -55,16 +55,30 @@ quant_option = click.option(
 )
 
 
+_OF_A_MODEL = ("tp", "ep", "quant", "experts", "attention")
+"""Options that a file of shapes leaves nothing to say for."""
+
+
+def is_given(name: str) -> bool:
+    """Whether the user gave an option of the command that runs."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def check_model(model: str | None, by_hand: Path | None) -> None:
     """Refuse both and none of the options that say what is planned.
 
     Raises:
-        click.UsageError: both or none are there.
+        click.UsageError: both or none are there, or one that is of a model alone stands
+            beside a file of shapes.
     """
     if model is None and by_hand is None:
         raise click.UsageError("give --model or --shapes")
     if model is not None and by_hand is not None:
         raise click.UsageError("give --model or --shapes, and not both")
+    for name in _OF_A_MODEL if by_hand is not None else ():
+        if is_given(name):
+            raise click.UsageError(f"--{name} is of --model: a file of shapes says it")
 
 
 @click.command("shapes")
@@ -119,7 +133,8 @@ def shapes_command(
     if engine == "vllm" and attention == "eager":
         raise click.UsageError("--attention eager needs --engine transformers")
     if by_hand is not None:
-        shapes = read_by_hand(by_hand, tokens, platform).shapes
+        anew = is_given("platform")
+        shapes = read_by_hand(by_hand, tokens, platform, engine, anew=anew).shapes
     else:
         assert model is not None, "refused above"
         config = find_model(model)
@@ -144,10 +159,13 @@ def shapes_command(
         click.echo(_table(shapes))
 
 
+_BATCH = "batch/groups"
+
+
 def _table(shapes: tuple[GemmShape, ...]) -> str:
     """Align the columns: numbers to the right, words to the left."""
-    header = ("op", "m", "n", "k", "batch", "dtype", "count", "reach", "module", "rule")
-    numbers = {"m", "n", "k", "batch", "count"}
+    header = ("op", "m", "n", "k", _BATCH, "dtype", "count", "reach", "module", "rule")
+    numbers = {"m", "n", "k", _BATCH, "count"}
     rows = [header, *(_cells(shape) for shape in shapes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []

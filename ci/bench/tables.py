@@ -103,7 +103,7 @@ _VEHICLES = {
 def _parts(policy: str, row: Mapping[str, Any]) -> list[str]:
     """Return the table of where the seconds go."""
     lines = [
-        f"| seconds of it | {' | '.join(_PARTS.values())} |",
+        f"| seconds of it, medians | {' | '.join(_PARTS.values())} |",
         f"| --- |{' --- |' * len(_PARTS)}",
     ]
     for vehicle, name in _VEHICLES.items():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flytune.shapes.by_hand import read_by_hand
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.cli import main
 from flytune.tuner.shapes_command import shapes_command
 
 CSV = """op, m, n, k, groups, bias, module, count
@@ -49,6 +50,53 @@ def test_what_shapes_prints_is_read_back(tmp_path: Path, engine: str) -> None:
     # Whoever gives them by hand has traced nothing.
     expected = [row | {"traced": False} for row in rows]
     assert [json.loads(line) for line in again.stdout.splitlines()] == expected
+
+
+def test_rows_without_an_engine_are_of_the_one_that_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "n,k,engine\n8,8,\n8,8,transformers\n")
+    words = ("--shapes", str(path), "--engine", "vllm", "--tokens", "8", "--json")
+    result = CliRunner().invoke(shapes_command, words)
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["engine"] for row in rows] == ["vllm", "transformers"]
+
+
+def test_a_row_keeps_its_reach_where_no_platform_is_named(tmp_path: Path) -> None:
+    row = {"n": 8, "k": 8, "module": "layers.0.o_proj", "engine": "vllm"}
+    path = write(tmp_path, json.dumps(row | {"reach": "inductor"}))
+    for more, reach in (
+        ((), "inductor"),
+        (("--platform", "rocm"), "custom_op:vllm::rocm_unquantized_gemm"),
+    ):
+        words = ("--shapes", str(path), "--json", *more)
+        result = CliRunner().invoke(shapes_command, words)
+        assert [json.loads(li)["reach"] for li in result.stdout.splitlines()] == (
+            [reach] * 9
+        )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("shapes", "--tp", "2"),
+        ("shapes", "--ep", "2"),
+        ("shapes", "--quant", "fp8"),
+        ("shapes", "--experts", "each"),
+        ("shapes", "--attention", "sdpa"),
+        ("build", "--tp", "1"),
+        ("build", "--ep", "2"),
+        ("build", "--quant", "fp8"),
+        ("build", "--attention", "eager"),
+    ],
+)
+def test_what_is_of_a_model_alone_goes_with_no_file(
+    tmp_path: Path, words: tuple[str, str, str]
+) -> None:
+    command, option, value = words
+    path = write(tmp_path, "n,k\n8,8\n")
+    result = CliRunner().invoke(main, (command, "--shapes", str(path), option, value))
+    assert result.exit_code == 2
+    said = f"{option} is of --model: a file of shapes says it"
+    assert said in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -95,6 +143,9 @@ def test_a_value_that_cannot_be_names_column_and_line(
         ("n,k\n", "no shapes in"),
         ("n,k\n8,8,8\n", "line 2 has not the header's columns"),
         ("n,k,grups\n8,8,\n", "`grups` is not a column of shapes in line 1"),
+        ("n,n,k\n8,8,8\n", "`n` is there twice in line 1"),
+        ('{"n": 8, "k": 8, "n": 9}', "`n` is there twice in line 1"),
+        ('[{"n": 8, "k": 8}]', "shapes are a JSON array"),
         ("n,k\n8\n", "line 2 has not the header's columns"),
         ('n,k\n"8,8', "line 1 is not CSV"),
         ('{"n": 8}\n{"n": 8, "k"', "k is missing in line 1"),

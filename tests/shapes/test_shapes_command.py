@@ -38,7 +38,10 @@ def test_the_table_has_a_line_a_shape_and_the_default_counts() -> None:
     result = run("--model", "Qwen3-4B")
     assert result.exit_code == 0
     header, *lines = result.stdout.splitlines()
-    assert " ".join(header.split()) == "op m n k batch dtype count reach module rule"
+    assert (
+        " ".join(header.split())
+        == "op m n k batch/groups dtype count reach module rule"
+    )
     assert len(lines) == 8 * 9
     assert " ".join(lines[0].split()[:7]) == "mm 1 4096 2560 1 bfloat16 36"
     assert {line.index("bfloat16") for line in lines} == {header.index("dtype")}
@@ -94,7 +97,7 @@ def test_a_quantised_linear_shows_its_scheme() -> None:
     [
         (("--tokens", "0"), "token counts start at 1: `0`"),
         (("--tokens", "-8"), "token counts start at 1: `-8`"),
-        (("--tokens", "8,x"), "not a number of tokens: `x`"),
+        (("--tokens", "8,x"), "no such word for tokens: `x`; known are"),
         (("--tokens", ""), "empty token count in: ``"),
         (("--tokens", "8..1"), "a range of tokens that is empty: `8..1`"),
         (("--tokens", "1..2000"), "more than 1024 token counts: `1..2000`"),

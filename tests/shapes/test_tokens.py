@@ -11,6 +11,8 @@ from flytune.shapes.tokens import (
     parse_tokens,
 )
 
+KNOWN = "known are powers, powers..N, vllm and sglang"
+
 
 @pytest.mark.parametrize(
     ("text", "counts"),
@@ -48,7 +50,7 @@ def test_the_default_is_the_powers_of_two_to_256() -> None:
         ("1,,8", "empty token count in: `1,,8`"),
         ("0", "token counts start at 1: `0`"),
         ("8,-1", "token counts start at 1: `-1`"),
-        ("eight", "not a number of tokens: `eight`"),
+        ("eight", f"no such word for tokens: `eight`; {KNOWN}"),
         ("1.5", "not a number of tokens: `1.5`"),
         ("1_0", "not a number of tokens: `1_0`"),
         ("+8", "not a number of tokens: `+8`"),
@@ -65,7 +67,7 @@ def test_the_default_is_the_powers_of_two_to_256() -> None:
         ("9..8", "a range of tokens that is empty: `9..8`"),
         ("powers..", "empty token count in: `powers..`"),
         ("powers..x", "not a number of tokens: `x`"),
-        ("vLLM", "not a number of tokens: `vLLM`"),
+        ("vLLM", f"no such word for tokens: `vLLM`; {KNOWN}"),
         ("vllm..8", "not a number of tokens: `vllm`"),
         ("1..1025", "more than 1024 token counts: `1..1025`"),
         ("1..16777216", "more than 1024 token counts: `1..16777216`"),

@@ -257,7 +257,7 @@ def test_a_killed_process_leaves_its_part_and_its_status(tmp_path: Path) -> None
 def test_no_gemm_leaves_no_file(tmp_path: Path) -> None:
     done, rows = capture(tmp_path, "-c", "print(1)")
     assert (done.returncode, done.stdout, rows) == (0, "1\n", [])
-    assert done.stderr == "captured: no GEMM, and nothing is written\n"
+    assert done.stderr.startswith("captured: no GEMM, and nothing is written: no ")
     assert list(tmp_path.iterdir()) == []
 
 

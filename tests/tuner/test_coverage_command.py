@@ -163,6 +163,7 @@ def test_experts_are_found_by_tokens(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--min", "1.5"), "Invalid value for '--min'"),
+        (("--min", "nan"), "Invalid value for '--min': nan is not a share"),
         (("--format", "x"), "Invalid value for '--format'"),
         (("--format", "inductor"), "error: no GEMMs of the form inductor in log: "),
     ],

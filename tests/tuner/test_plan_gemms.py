@@ -94,16 +94,25 @@ def test_a_hand_written_list_says_its_reach_or_gets_it(tmp_path: Path) -> None:
         "n,k,engine,module,reach\n"
         "64,64,vllm,layers.0.o_proj,\n"
         "64,32,vllm,layers.0.o_proj,inductor\n"
-        "64,16,transformers,layers.0.o_proj,\n"
-        "64,8,transformers,layers.0.o_proj,custom_op:mine\n"
+        "64,16,,layers.0.o_proj,\n"
+        "64,8,vllm,layers.0.o_proj,custom_op:mine\n"
     )
     by_hand = {"model": "", "by_hand": listed, "tokens": (8,), "out": None}
-    made = planned(tmp_path, **by_hand, target="mi355x", backends=("ATEN",))
-    assert [shape.k for shape in made.shapes] == [32, 16]
+    amd = {"target": "mi355x", "backends": ("ATEN",)}
+    made = planned(tmp_path, **by_hand, **amd, engine="vllm")
+    assert [shape.k for shape in made.shapes] == [32]
     assert [(s.k, s.reach) for s in made.left_out] == [
         (64, ROCM),
+        (16, ROCM),
         (8, "custom_op:mine"),
     ]
+    with pytest.raises(FlytuneError, match="rows of engine transformers and vllm in"):
+        planned(tmp_path, **by_hand, **amd)
+
+
+def test_vllm_on_a_cpu_is_told_that_nothing_bakes_it(tmp_path: Path) -> None:
+    with pytest.raises(FlytuneError, match="no program to bake: vllm's own"):
+        planned(tmp_path, engine="vllm", target=None, device="cpu", compile_only=False)
 
 
 def test_one_of_several_expert_parallel_ranks(tmp_path: Path) -> None:
