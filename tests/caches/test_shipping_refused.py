@@ -134,7 +134,7 @@ def test_no_references(text: str) -> None:
 
 
 def test_folder_without_a_layout(tmp_path: Path) -> None:
-    with pytest.raises(FlytuneError, match=r"not in the layout: oci:.*:latest"):
+    with pytest.raises(FlytuneError, match=r"no image layout: .*"):
         fetch(f"oci:{tmp_path}", tmp_path / "out")
 
 
