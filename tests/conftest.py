@@ -36,11 +36,13 @@ TESTS = Path(__file__).parent
 FIRST = (
     "caches/test_verify_failures.py",
     "tuner/test_build_whole.py",
+    "tuner/test_recorded_models.py",
     "tuner/test_variants.py",
     "tuner/test_compile_gfx950.py",
     "tuner/test_workers.py",
     "tuner/test_cluster.py",
     "caches/test_hook.py",
+    "tuner/test_build_recorded.py",
     "tuner/test_builder.py",
     "caches/test_ledger.py",
     "tuner/test_compile_only.py",
