@@ -74,13 +74,17 @@ class Farm:
     def __exit__(self, *exception: Any) -> None:
         self._session.__exit__(*exception)
 
-    def warm(self) -> None:
-        """Let the workers import what compiling takes; return before they have."""
+    def warm(self) -> list[Any]:
+        """Let workers import what compiling takes; return before they have.
+
+        Returns:
+            What `ray.get` waits for them by.
+        """
         import ray
 
         remote = self._remote(_import_in_worker)
-        for _ in range(_slots(ray.nodes())):
-            remote.remote(self._profile)
+        count = min(_slots(ray.nodes()), _MOST_WARM)
+        return [remote.remote(self._profile) for _ in range(count)]
 
     def _remote(self, function: Callable[..., Any], **options: Any) -> Any:
         """Return a function that a worker of a build runs."""
@@ -165,6 +169,8 @@ class Farm:
         )
 
 
+# Few builds have more to compile in their first seconds.
+_MOST_WARM = 32
 # A compiler, and torch beside it: a node builds no more at once than its memory holds.
 _BUILD_BYTES = 2**30
 # What a compilation may add to its process, beyond which it fails as out of memory.

@@ -135,6 +135,11 @@ def test_a_single_candidate_that_dies_is_a_row(runner: RemoteRunner) -> None:
     }
 
 
+def test_workers_may_be_warmed_before_there_is_work(farm: Farm) -> None:
+    # Each has ended well; there are as many as may build at once.
+    assert set(ray.get(farm.warm())) == {None}
+
+
 def test_workers_have_the_policy_and_a_directory_of_their_own(farm: Farm) -> None:
     @ray.remote(num_cpus=0)
     def environment() -> dict[str, str]:
