@@ -118,6 +118,8 @@ def manifest_of(
         triton_key=found.triton_key,
         hardware=plan.target.hardware,
     )
+    # A file of shapes says it in each row, and in all the same.
+    whose = options if options.by_hand is None else plan.shapes[0]
     was_timed = any(d.was_choice and d.was_timed for d in decisions)
     # Without a bake nothing shows that this environment is the one that serves.
     vouched = baked is not None or options.target_env is not None
@@ -128,10 +130,9 @@ def manifest_of(
             "name": plan.model.name,
             "architecture": plan.model.architecture,
             "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
-            # Those of all rows.
-            "tp": plan.shapes[0].tp,
-            "ep": plan.shapes[0].ep,
-            "engine": plan.shapes[0].engine,
+            "tp": whose.tp,
+            "ep": whose.ep,
+            "engine": whose.engine,
         },
         program={"kind": "none"} if plan.program is None else plan.program.to_json(),
         policy=plan.policy.to_json(),
