@@ -15,6 +15,7 @@ from flytune.caches.program import ProgramSpec
 from flytune.caches.target import Target
 from flytune.caches.verdict import Verdict
 from flytune.shapes.errors import FlytuneError
+from flytune.shapes.gemm import GemmShape
 from flytune.shapes.registry import find_model
 from flytune.tuner import bake as stage
 from flytune.tuner.bake import Bake, bake
@@ -190,10 +191,20 @@ def test_attention_is_anothers_on_amds_gpus_alone(
     assert ("attention is not ours" in text) == said
 
 
-def unlisted(plan: Plan, made: Bake) -> Manifest:
+def test_a_file_of_shapes_says_whose_they_are(tmp_path: Path, target: Target) -> None:
+    shape = GemmShape("mm", 8, 64, 64, tp=8, ep=2, engine="vllm")
+    plan = replace(plan_in(tmp_path, target, "unfrozen"), shapes=(shape,))
+    model = unlisted(plan, None).model
+    assert (model["tp"], model["ep"], model["engine"]) == (1, 1, "transformers")
+    model = unlisted(plan, None, by_hand=tmp_path / "a.csv").model
+    assert (model["tp"], model["ep"], model["engine"]) == (8, 2, "vllm")
+
+
+def unlisted(plan: Plan, made: Bake | None, **changes: Any) -> Manifest:
     """The manifest of a build that offered no list."""
     found = Enumeration((), "ab", None, {})
-    whole = Made(plan, options_of(plan, 3), found, Coverage((), (), ()))
+    options = replace(options_of(plan, 3), **changes)
+    whole = Made(plan, options, found, Coverage((), (), ()))
     return manifest_of(whole, (), made)
 
 
