@@ -15,7 +15,8 @@ from typing import Any, get_args
 from flytune.caches.hook.flytune_start import CAPTURE_VARIABLE
 from flytune.caches.install import python_path
 from flytune.shapes.by_hand import TYPES
-from flytune.shapes.gemm import FP4, Engine, GemmShape, Op
+from flytune.shapes.gemm import FP4, LAYOUTS, Engine, GemmShape, Op
+from flytune.shapes.quant_schemes import FP8_BLOCK
 from flytune.shapes.strides import layouts
 
 # Of flytune_capture's names of aten's operators.
@@ -37,8 +38,6 @@ _COLUMNS = (
     *("op", "m", "n", "k", "batch", "groups", "a_dtype", "b_dtype", "out_dtype"),
     *("layout", "scaling", "bias", "count", "engine", "rule"),
 )
-_LAYOUTS = ("TN", "NN", "TT", "NT")
-_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ def _shape(row: Mapping[str, Any]) -> GemmShape | str:
 def _layout(found: tuple[str, ...]) -> str:
     # Of what a size of 1 leaves open, the one that a linear's weight has; what has no
     # letters is copied to a row-major matrix first.
-    return next((one for one in _LAYOUTS if one in found), "NN")
+    return next((one for one in LAYOUTS if one in found), "NN")
 
 
 def _scaling(
@@ -163,7 +162,7 @@ def _scaling(
         return "tensorwise"
     if sizes[0] == m and sizes[1] % n == 0 and sizes[1] // n in (1, b[0]):
         return "rowwise"
-    blocks = -(-k // _BLOCK)
-    if sizes == (m * blocks, -(-n // _BLOCK) * blocks):
+    blocks = -(-k // FP8_BLOCK)
+    if sizes == (m * blocks, -(-n // FP8_BLOCK) * blocks):
         return "block128"
     return None

@@ -21,8 +21,8 @@ from flytune.caches.oci import (
     TARGET,
     Descriptor,
     annotations,
+    engines_of,
     rank_words,
-    ranks_and_engines,
 )
 from flytune.caches.packing import check_absent, publish
 from flytune.caches.registry_client import certificates
@@ -152,7 +152,7 @@ def pull_from_hub(
 
 def _folder(manifest: Manifest) -> str:
     """Return the folder of a bundle: one target, model, rank and engine."""
-    ranks, engines = rank_words(manifest), ranks_and_engines(manifest)[1]
+    ranks, engines = rank_words(manifest), engines_of(manifest)
     plain = (ranks, engines) == (("1",), ("transformers",))
     rank = "" if plain else f".tp{'-'.join(ranks)}.{'-'.join(engines)}"
     word = re.sub(r"[^\w.-]+", "-", f"{model_word(manifest)}{rank}")

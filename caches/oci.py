@@ -235,7 +235,7 @@ def annotations(manifest: Manifest) -> dict[str, str]:
     """Return what an index and an image manifest say of a bundle, for a choice."""
     target = Target.from_json(manifest.target)
     hardware, software = manifest.target["hardware"], manifest.target["software"]
-    ranks, engines = ranks_and_engines(manifest)
+    ranks, engines = ranks_of(manifest), engines_of(manifest)
     known = {
         CREATED: manifest.created,
         MODEL: manifest.model.get("name"),
@@ -254,15 +254,15 @@ def annotations(manifest: Manifest) -> dict[str, str]:
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def ranks_and_engines(manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tensor-parallel ranks and the engines that a bundle serves.
+def ranks_of(manifest: Manifest) -> tuple[str, ...]:
+    """Return the tensor-parallel ranks that a bundle serves: one, unless merged."""
+    return tuple(sorted({str(row.get("tp", 1)) for row in _models(manifest)}))
 
-    It is one of each, but for a merged bundle.
-    """
-    rows = _models(manifest)
-    ranks = {str(row.get("tp", 1)) for row in rows}
-    engines = {str(row.get("engine", "transformers")) for row in rows}
-    return tuple(sorted(ranks)), tuple(sorted(engines))
+
+def engines_of(manifest: Manifest) -> tuple[str, ...]:
+    """Return the engines that a bundle serves: one, unless merged."""
+    engines = {str(row.get("engine", "transformers")) for row in _models(manifest)}
+    return tuple(sorted(engines))
 
 
 def rank_words(manifest: Manifest) -> tuple[str, ...]:
@@ -283,7 +283,7 @@ def _identity(manifest: Manifest, target: Target) -> str:
     digest = sha256_hex(canonical_json(deciding_parts(target)))[:12]
     ranks, engines = (
         re.sub(r"[^a-z0-9]+", "-", " ".join(names).lower())
-        for names in (rank_words(manifest), ranks_and_engines(manifest)[1])
+        for names in (rank_words(manifest), engines_of(manifest))
     )
     return f"{target.slug}.{digest}.tp{ranks}.{engines}"
 

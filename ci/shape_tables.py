@@ -217,10 +217,9 @@ def compared(row: Row, engine: Engine) -> Verdict:
     own = _sizes(row, engine)
     if (row.n, row.k) in own:
         return Verdict("agree")
-    named = bool(_patterns(row.layer))
-    own_sizes = ", ".join(f"{n} x {k}" for n, k in sorted(own)) if named else ""
-    ours = own_sizes or "-"
-    return Verdict("disagree", _why(row, engine), ours)
+    listed = sorted(own) if _patterns(row.layer) else []
+    ours = ", ".join(f"{n} x {k}" for n, k in listed)
+    return Verdict("disagree", _why(row, engine), ours or "-")
 
 
 def _why(row: Row, engine: Engine) -> str:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.fields import DTYPES, MAX_SIZE
-from flytune.shapes.gemm import FP4, FP8, Engine, GemmShape, Op, Platform
+from flytune.shapes.gemm import FP4, FP8, LAYOUTS, Engine, GemmShape, Op, Platform
 from flytune.shapes.quant_schemes import INT_TYPES, SCALINGS
 from flytune.shapes.reach import reach_of
 from flytune.shapes.reach_ways import CUSTOM_OP, PLACES
@@ -20,7 +20,7 @@ TYPES = (*DTYPES, FP8, "float8_e5m2", "float8_e4m3fnuz", FP4)
 _CLOSED: Mapping[str, tuple[str, ...]] = {
     "op": get_args(Op),
     "engine": get_args(Engine),
-    "layout": ("TN", "NN", "TT", "NT"),
+    "layout": LAYOUTS,
     "scaling": SCALINGS,
     **dict.fromkeys(("a_dtype", "out_dtype"), TYPES),
     "b_dtype": (*TYPES, *INT_TYPES),

@@ -11,6 +11,8 @@ FP4 = "float4_e2m1fn_x2"
 """torch's type of two 4-bit values in a byte; its tensors count bytes, K does not."""
 MX = {"mxfp8": FP8, "mxfp4": FP4}
 """The types of both operands in the OCP microscaling formats that are known."""
+LAYOUTS = ("TN", "NN", "TT", "NT")
+"""Each value of `GemmShape.layout`; a linear's weight first."""
 MX_BLOCK = 32
 """Elements of K that share one scale in those formats."""
 

@@ -60,6 +60,7 @@ def joined(
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if address is not None:
         check_address(address)
+        _check_health(address)
         with _session(address, env):
             check_nodes(accelerator=accelerator, flydsl=flydsl)
             try:
@@ -145,13 +146,19 @@ def _unreachable(address: str, reason: str) -> FlytuneError:
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address of a running cluster that this host may join.
+    """Refuse at once what this host cannot join; "auto" Ray finds by itself.
 
     Raises:
-        FlytuneError: it is none.
+        FlytuneError: nothing answers there, or Ray Client would.
     """
     _refuse_client(address)
-    _check_reachable(address)
+    host, port = _host_and_port(address)
+    if not port:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, str(error)) from error
 
 
 def _refuse_client(address: str) -> None:
@@ -164,15 +171,16 @@ def _refuse_client(address: str) -> None:
         )
 
 
-def _check_reachable(address: str) -> None:
-    """Refuse at once what Ray would try for minutes; "auto" Ray finds by itself."""
+def _host_and_port(address: str) -> tuple[str, str]:
+    """Return the two of "host:port"; no port where the address has none."""
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
+    return (host, port) if port.isdecimal() else (address, "")
+
+
+def _check_health(address: str) -> None:
+    """Refuse what answers and is no Ray, which Ray would try for minutes."""
+    if not _host_and_port(address)[1]:
         return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable(address, str(error)) from error
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     try:
         subprocess.run(
