@@ -28,7 +28,8 @@ FOREIGN = (
 )
 # Of linux/prctl.h: the signal that a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
-_PARENT = "FLYTUNE_PARENT"
+PARENT = "FLYTUNE_PARENT"
+"""A variable: the process that a child is to end with."""
 # Lines of a failed child's output that are shown where it names no error.
 _TAIL_LINES = 4
 # The line that ends a traceback; torch prints pages after its own.
@@ -62,7 +63,7 @@ def die_with_parent() -> None:
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get(_PARENT) not in (None, str(os.getppid())):
+    if os.environ.get(PARENT) not in (None, str(os.getppid())):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -87,7 +88,7 @@ def run_module(
         path.write_text(json.dumps(dict(request)))
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(path), str(result)],
-            env={**env, _PARENT: str(os.getpid())},
+            env={**env, PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

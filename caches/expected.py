@@ -65,5 +65,6 @@ def activation_of(manifest: Manifest) -> bytes:
             "inductor": inductor,
             "inductor_without_flydsl": inductor_without_flydsl(inductor),
             "dynamo": manifest.policy.get("dynamo", {}),
+            "portable_keys": manifest.policy.get("portable_keys", False),
         }
     )

@@ -6,7 +6,7 @@ counts calls of the entry points themselves (`ledger_hooks`).
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -26,6 +26,8 @@ class Kind(StrEnum):
     FLYDSL_COMPILED = "flydsl_compiled"
     FELL_BACK = "fell_back"
     DYNAMIC = "dynamic"
+    UNSEEN = "unseen"
+    """Something that the ledger could not watch, so that the rest proves nothing."""
 
     TRACED = "traced"
     LISTED = "listed"
@@ -94,6 +96,26 @@ class Ledger:
         """Count a compiled graph that is called for the first time."""
         with self._lock:
             self._graphs += 1
+
+    def note(self, seen: Callable[[], Event | Lookup]) -> None:
+        """Add what `seen` returns; where that fails, say so in its place.
+
+        The program that is watched goes on whatever becomes of its ledger.
+        """
+        try:
+            entry = seen()
+        except Exception as error:  # of any part of torch that it looks at
+            self.unseen(error)
+            return
+        if isinstance(entry, Lookup):
+            self.add_lookup(entry)
+        else:
+            self.add(entry)
+
+    def unseen(self, error: Exception | str) -> None:
+        """Add that something could not be watched."""
+        kind = "" if isinstance(error, str) else f"{type(error).__name__}: "
+        self.add(Event(Kind.UNSEEN, f"{kind}{error}"))
 
     @property
     def events(self) -> tuple[Event, ...]:

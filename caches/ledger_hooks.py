@@ -4,20 +4,21 @@
 an error at the start and never a silent zero.
 """
 
+import functools
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flytune.caches.after_imports import Actions, AfterImports
 from flytune.caches.compat import Wrapper, benchmark_key, private, wrap
-from flytune.caches.hook.flytune_imports import AfterImport
 from flytune.caches.inductor import CODECACHE
 from flytune.caches.ledger import Event, Kind, Ledger
-from flytune.caches.ledger_lookups import watch_lookups
+from flytune.caches.ledger_lookups import lookup_points
 from flytune.shapes.errors import FlytuneError
 
 SELECT = "torch._inductor.select_algorithm"
@@ -30,6 +31,8 @@ FLYDSL = "flydsl.compiler.jit_function"
 FLYDSL_TEMPLATE = "torch._inductor.codegen.flydsl.flydsl_template"
 TRITON = "triton.compiler.compiler"
 TRITON_C = "triton.runtime.build"
+GRAPH_CALL = "CompiledFxGraph.__call__"
+RECOMPILES = "exceeds_recompile_limit"
 
 Describe = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
@@ -44,6 +47,13 @@ class Hook:
     describe: Describe
     detail: Callable[[tuple[Any, ...]], tuple[str, ...]] = lambda _: ()
     """What else to keep of the call's arguments."""
+
+    def event(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float
+    ) -> Event:
+        """Return the event of one call."""
+        what = self.describe(args, kwargs)
+        return Event(self.kind, what, seconds, self.detail(args))
 
 
 def _graph_name(args: tuple[Any, ...], _: dict[str, Any]) -> str:
@@ -133,6 +143,10 @@ LATE_HOOKS = (
 )
 
 
+Point = tuple[str, str, Wrapper]
+"""An entry point: its module, its path in that, and what wraps it."""
+
+
 def arm(ledger: Ledger) -> None:
     """Start to count in this process; torch is imported here if it is not yet.
 
@@ -140,16 +154,58 @@ def arm(ledger: Ledger) -> None:
         FlytuneError: this torch lacks an entry point that must be watched.
     """
     private(SELECT, "AlgorithmSelectorCache")
-    for hook in HOOKS:
-        wrap(hook.module, hook.path, _counted(ledger, hook))
-    wrap("torch._inductor.cpp_builder", "CppBuilder.build", _cpp_build(ledger))
-    wrap(CODECACHE, "PersistentCache.lookup", _timings_lookup(ledger))
-    watch_lookups(ledger)
-    wrap("torch._inductor.output_code", "CompiledFxGraph.__call__", _first_run(ledger))
-    wrap("torch._dynamo.convert_frame", "exceeds_recompile_limit", _fall_back(ledger))
+    for point in _points(ledger):
+        wrap(*point)
     _watch_commands(ledger)
-    for hook in LATE_HOOKS:
-        _Late(ledger, hook).start()
+    actions = when_imported(_late_points(ledger))
+    AfterImports(actions, failed=_refuse).start()
+
+
+def arm_late(ledger: Ledger, more: Actions) -> None:
+    """Start to count in a process of somebody else, importing nothing for it.
+
+    What cannot be watched is in the ledger, and the program goes on.
+
+    Args:
+        more: What else to do when modules were imported, before they are watched.
+    """
+    points = (*_points(ledger), *_late_points(ledger))
+    actions = {name: list(some) for name, some in more.items()}
+    for name, some in when_imported(points).items():
+        actions[name] = [*actions.get(name, ()), *some]
+    AfterImports(actions, failed=ledger.unseen).start()
+    _watch_commands(ledger)
+
+
+def when_imported(points: Iterable[Point]) -> Actions:
+    """Return what wraps entry points once their modules are imported."""
+    actions: dict[str, list[Callable[[], None]]] = {}
+    for point in points:
+        actions.setdefault(point[0], []).append(functools.partial(wrap, *point))
+    return actions
+
+
+def _points(ledger: Ledger) -> tuple[Point, ...]:
+    """Return the entry points that every program of Inductor's has."""
+    return (
+        *((hook.module, hook.path, _counted(ledger, hook)) for hook in HOOKS),
+        ("torch._inductor.cpp_builder", "CppBuilder.build", _cpp_build(ledger)),
+        (CODECACHE, "PersistentCache.lookup", _timings_lookup(ledger)),
+        *lookup_points(ledger),
+        ("torch._inductor.output_code", GRAPH_CALL, _first_run(ledger)),
+        ("torch._dynamo.convert_frame", RECOMPILES, _fall_back(ledger)),
+    )
+
+
+def _late_points(ledger: Ledger) -> tuple[Point, ...]:
+    """Return those of compilers that are imported with their first kernel, if ever."""
+    return tuple((h.module, h.path, _counted(ledger, h)) for h in LATE_HOOKS)
+
+
+def _refuse(error: Exception | str) -> None:
+    if isinstance(error, Exception):
+        raise error
+    raise FlytuneError(f"the ledger {error}")
 
 
 _inside = threading.local()
@@ -169,8 +225,7 @@ def _counted(ledger: Ledger, hook: Hook) -> Wrapper:
             finally:
                 setattr(_inside, hook.kind, False)
                 seconds = time.perf_counter() - start
-                what = hook.describe(args, kwargs)
-                ledger.add(Event(hook.kind, what, seconds, hook.detail(args)))
+                ledger.note(lambda: hook.event(args, kwargs, seconds))
 
         return call
 
@@ -280,18 +335,3 @@ def _watch_commands(ledger: Ledger) -> None:
         inner(self, args, *rest, **kwargs)
 
     subprocess.Popen.__init__ = init  # type: ignore[method-assign]
-
-
-class _Late(AfterImport):
-    """Watches a compiler that is imported when its first kernel is made, if ever."""
-
-    def __init__(self, ledger: Ledger, hook: Hook) -> None:
-        super().__init__([hook.module])
-        self._ledger, self._hook = ledger, hook
-
-    def loaded(self, module: Any) -> None:
-        self.leave()
-        wrap(self._hook.module, self._hook.path, _counted(self._ledger, self._hook))
-
-    def unwatchable(self, fullname: str) -> None:
-        raise FlytuneError(f"the ledger cannot watch a module: {fullname}")

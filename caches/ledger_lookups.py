@@ -1,9 +1,9 @@
 """What the ledger notes of each look into torch's caches of graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from flytune.caches.compat import Wrapper, private, wrap
+from flytune.caches.compat import Wrapper, private
 from flytune.caches.inductor import CODECACHE, key_parts
 from flytune.caches.ledger import Event, Kind, Ledger, Lookup
 
@@ -13,18 +13,16 @@ AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 _Seen = list[tuple[str, list[str], str, bool]]
 
 
-def watch_lookups(ledger: Ledger) -> None:
-    """Note every lookup from now on.
-
-    Raises:
-        FlytuneError: this torch lacks an entry point that must be watched.
-    """
-    wrap(CODECACHE, "FxGraphCache.prepare_key", _fx_key(ledger))
-    wrap(CODECACHE, "FxGraphCache.load_with_key", _fx_load(ledger))
-    wrap("torch._dynamo.package", "DiskDynamoCache.load", _dynamo_load(ledger))
+def lookup_points(ledger: Ledger) -> tuple[tuple[str, str, Wrapper], ...]:
+    """Return the entry points of torch's caches: module, path in it, and wrapper."""
     seen: _Seen = []
-    wrap(AUTOGRAD_CACHE, "autograd_cache_key", _aot_key(seen))
-    wrap(AUTOGRAD_CACHE, "AOTAutogradCache.try_load", _aot_load(ledger, seen))
+    return (
+        (CODECACHE, "FxGraphCache.prepare_key", _fx_key(ledger)),
+        (CODECACHE, "FxGraphCache.load_with_key", _fx_load(ledger)),
+        ("torch._dynamo.package", "DiskDynamoCache.load", _dynamo_load(ledger)),
+        (AUTOGRAD_CACHE, "autograd_cache_key", _aot_key(seen)),
+        (AUTOGRAD_CACHE, "AOTAutogradCache.try_load", _aot_load(ledger, seen)),
+    )
 
 
 def _dynamo_load(ledger: Ledger) -> Wrapper:
@@ -32,7 +30,7 @@ def _dynamo_load(ledger: Ledger) -> Wrapper:
         def load(self: Any, function: Any) -> Any:
             entry = inner(self, function)
             state = "miss" if entry is None else "hit"
-            ledger.add_lookup(Lookup("dynamo", state, str(function.__qualname__)))
+            ledger.note(lambda: Lookup("dynamo", state, str(function.__qualname__)))
             return entry
 
         return load
@@ -45,13 +43,16 @@ def _fx_key(ledger: Ledger) -> Wrapper:
         def prepare_key(*args: Any, **kwargs: Any) -> Any:
             key, info = inner(*args, **kwargs)
             if key is None:
-                reason = str(info.get("cache_bypass_reason", ""))
-                ledger.add_lookup(Lookup("fx", "bypass", "", {}, reason))
+                ledger.note(lambda: _bypass(info))
             return key, info
 
         return prepare_key
 
     return wrapper
+
+
+def _bypass(info: Mapping[str, Any]) -> Lookup:
+    return Lookup("fx", "bypass", "", {}, str(info.get("cache_bypass_reason", "")))
 
 
 def _fx_load(ledger: Ledger) -> Wrapper:
@@ -61,7 +62,7 @@ def _fx_load(ledger: Ledger) -> Wrapper:
         ) -> Any:
             graph, info = inner(key, debug_lines, *args, **kwargs)
             state = "miss" if graph is None else "hit"
-            ledger.add_lookup(Lookup("fx", state, key, key_parts(debug_lines)))
+            ledger.note(lambda: Lookup("fx", state, key, key_parts(debug_lines)))
             return graph, info
 
         return load_with_key
@@ -89,9 +90,9 @@ def _aot_key(seen: _Seen) -> Wrapper:
 
 
 def _aot_load(ledger: Ledger, seen: _Seen) -> Wrapper:
-    counters = private("torch._dynamo.utils", "counters")[2]["aot_autograd"]
-
     def wrapper(inner: Callable[..., Any]) -> Callable[..., Any]:
+        counters = private("torch._dynamo.utils", "counters")[2]["aot_autograd"]
+
         def try_load(*args: Any, **kwargs: Any) -> Any:
             before = dict(counters)
             seen.clear()
@@ -104,7 +105,7 @@ def _aot_load(ledger: Ledger, seen: _Seen) -> Wrapper:
             ]
             key, lines, reason, dynamic = seen[-1] if seen else ("", [], "", False)
             state = states[0] if states else "miss"
-            ledger.add_lookup(Lookup("aot", state, key, key_parts(lines), reason))
+            ledger.note(lambda: Lookup("aot", state, key, key_parts(lines), reason))
             if dynamic:
                 ledger.add(Event(Kind.DYNAMIC, "a graph has dynamic sizes"))
             return result

@@ -34,7 +34,7 @@ class ServingPolicy:
 
     name: str
     tokens: tuple[int, ...]
-    """Static token counts that are served, each at least 1."""
+    """Static token counts that are served, each at least 1; none of a command."""
     threads: int
     """OpenMP threads: they shape the C++ kernels' source."""
     attention: str
@@ -49,6 +49,9 @@ class ServingPolicy:
     """`torch._dynamo.config` values, by dotted name."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that serving must have."""
+    portable_keys: bool = False
+    """Whether graphs have one key in every program, which torch's own lack: see
+    `flytune_torch.name_formats`. Bundles of before have torch's."""
 
     @property
     def frozen(self) -> bool:
@@ -59,6 +62,10 @@ class ServingPolicy:
     def precompiled(self) -> bool:
         """Whether Dynamo's own entries are stored and looked for."""
         return bool(self.dynamo.get(PRECOMPILE))
+
+    def for_command(self) -> "ServingPolicy":
+        """Return this policy for a program that decides on its sizes by itself."""
+        return replace(self, tokens=(), dynamic=True, dynamo={})
 
     def with_precompiled(self) -> "ServingPolicy":
         """Return this policy with Dynamo's own entries.
@@ -103,7 +110,9 @@ class ServingPolicy:
                 raise _malformed(f"`{name}`")
         if not all(isinstance(value, str) for value in policy.env.values()):
             raise _malformed("`env`")
-        if not policy.tokens or not all(isinstance(t, int) for t in policy.tokens):
+        # A command's sizes are its own.
+        unsaid = not policy.tokens and not policy.dynamic
+        if unsaid or not all(isinstance(t, int) for t in policy.tokens):
             raise FlytuneError(
                 f"serving policy has no token counts: {policy.tokens}",
                 code=Code.POLICY,
@@ -131,7 +140,7 @@ class ServingPolicy:
                     set_default(config, name, value)
                 except LookupError as error:
                     raise FlytuneError(str(error.args[0])) from error
-        for name, mend in mends_for(self.device, self.dynamo).items():
+        for name, mend in mends_for(self.to_json()).items():
             if importlib.util.find_spec(name.partition(".")[0]) is not None:
                 mend(importlib.import_module(name))
 
@@ -176,6 +185,7 @@ def cpu_policy(
         # No variable that torch reads as a setting: what is set in the configuration
         # can be set back when the bundle does not fit, a default read at import cannot.
         env={"OMP_NUM_THREADS": str(threads)},
+        portable_keys=True,
     )
 
 
@@ -205,6 +215,7 @@ def cuda_policy(
         },
         dynamo=_static_sizes(2 * len(tokens)),
         env={"OMP_NUM_THREADS": str(threads)},
+        portable_keys=True,
     )
 
 

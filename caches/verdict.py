@@ -26,6 +26,8 @@ class Verdict:
     worst_error: float | None
     """Largest relative difference from eager; None where it is no number."""
     peak_gib: float
+    processes: tuple[Mapping[str, Any], ...] = ()
+    """Of a command, what each of its processes did; not kept in a manifest."""
 
     def ok(self, *, strict: bool) -> bool:
         """Whether the bundle passes."""
@@ -33,7 +35,9 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's form."""
-        return {**asdict(self), "ok": self.ok(strict=False)}
+        row = {**asdict(self), "ok": self.ok(strict=False)}
+        row.pop("processes")
+        return row
 
 
 def refused_bundle(failures: tuple[str, ...]) -> Verdict:
@@ -54,6 +58,7 @@ def both(first: Verdict, second: Verdict) -> Verdict:
         first_call_s=first.first_call_s,
         worst_error=max(known) if len(known) == len(errors) else None,
         peak_gib=max(first.peak_gib, second.peak_gib),
+        processes=first.processes + second.processes,
     )
 
 

@@ -24,19 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.child import clean_environment, run_module
+from flytune.caches.command import CommandSpec
 from flytune.caches.inductor import Timing, forget_stored_graphs, write_timings
+from flytune.caches.judge import aside_of
 from flytune.caches.keys import GraphKey, graph_keys
-from flytune.caches.ledger import (
-    ASIDE,
-    Kind,
-    Lookup,
-    read_events,
-    read_lookups,
-    summary,
-)
+from flytune.caches.ledger import Kind, Lookup, read_events, read_lookups, summary
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.verify import SESSION
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.command_stages import refuse_unseen, run_pass
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
@@ -105,7 +101,7 @@ def bake(
     cache_dir.mkdir(parents=True)
     if timings:
         write_timings(cache_dir, system, timings)
-    passes = _Passes(plan.policy.frozen)
+    passes = _Passes(plan.policy)
     without = plan.policy.without_flydsl()
     policies = [plan.policy, *([] if without is None else [without])]
     descends = bool(plan.policy.inductor.get("coordinate_descent_tuning"))
@@ -149,12 +145,17 @@ def bake(
 class _Passes:
     """What the passes did, one after another."""
 
-    frozen: bool
+    policy: ServingPolicy
     work: list[dict[str, int]] = field(default_factory=list)
     taken: set[tuple[str, str]] = field(default_factory=set)
     lookups: list[Lookup] = field(default_factory=list)
     remaining: dict[str, int] = field(default_factory=dict)
     """Of the last one."""
+
+    @property
+    def _aside(self) -> frozenset[Kind]:
+        # Dynamo traces in each process but the last, which stores its entries.
+        return aside_of(self.policy) | {Kind.TRACED}
 
     def add(self, *results: Mapping[str, Any]) -> dict[str, int]:
         """Take in a pass, a result a policy, and return its work.
@@ -167,7 +168,8 @@ class _Passes:
         for result in results:
             events = read_events(result["ledger"]["events"])
             lookups = read_lookups(result["ledger"]["lookups"])
-            work = summary(e for e in events if e.kind not in ASIDE)
+            refuse_unseen(events)
+            work = summary(e for e in events if e.kind not in self._aside)
             done.update(work)
             self.lookups += lookups
             # Of the policy that most hosts serve under, the first.
@@ -176,9 +178,9 @@ class _Passes:
                     (e.detail[0], e.detail[1]) for e in events if e.kind is Kind.TAKEN
                 )
             _refuse_tuning(events)
-            if self.frozen:
+            if self.policy.frozen:
                 _refuse_cached(lookups)
-            left.update(_remaining(work, lookups, self.frozen))
+            left.update(_remaining(work, lookups, self.policy.frozen))
         self.work.append(dict(done))
         self.remaining = dict(left)
         return dict(done)
@@ -213,6 +215,8 @@ def _run(
     **how: bool,
 ) -> dict[str, Any]:
     """Run the program once; `how` is as for `session.run`."""
+    if isinstance(plan.program, CommandSpec):
+        return run_pass(plan, plan.program, policy, cache_dir, number, search)
     assert plan.program is not None, "nothing else is baked"
     result_path = plan.work / f"bake-{number}.json"
     request = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
+from flytune.caches.command import CommandSpec
 from flytune.caches.device_profile import DeviceProfile, live_profile
 from flytune.caches.hook.flytune_files import exposed
 from flytune.caches.key_files import load_private
@@ -25,6 +26,7 @@ from flytune.shapes.reach import is_reached, reach_words, unreached
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.cluster import check_address
+from flytune.tuner.command_stages import list_command
 from flytune.tuner.decision import timings
 from flytune.tuner.eager_flydsl import OPS, EagerBuild, build_all_eager
 from flytune.tuner.journal import Journal
@@ -72,7 +74,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             found = _enumerate(plan, options, start, progress)
             _check_keys(plan, found, options, older)
             coverage = join(plan.shapes, found.lists, found.unlisted)
-            _report_coverage(coverage, progress)
+            _report_coverage(coverage, len(plan.shapes), progress)
             _check_excluded(coverage, options.exclude)
             made = Made(plan, options, found, coverage, keys)
             if older is not None and (taken := older.take_kernels(plan.work / "built")):
@@ -105,7 +107,7 @@ def _say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
 
 def _token_counts(plan: Plan, options: BuildOptions) -> str:
     """Say at how many token counts a model is planned; a file may say its own."""
-    if options.by_hand is not None:
+    if options.by_hand is not None or not options.model:
         return ""
     return f" at {len(options.tokens)} token count{'s' if options.tokens[1:] else ''}"
 
@@ -230,6 +232,11 @@ def _enumerate(
 
     While they are made the workers start, which takes them as long.
     """
+    if isinstance(plan.program, CommandSpec):
+        # What it does may have changed since: it is asked in each build.
+        progress.say("enumerate: running the command to list its candidates")
+        start().warm()
+        return list_command(plan, plan.program, options.search)
     path = plan.work / _LISTS
     if not path.exists():
         what = "the program" if plan.program is not None else "each shape by itself"
@@ -270,13 +277,14 @@ def _absent(plan: Plan) -> DeviceProfile | None:
     return None if here else plan.profile
 
 
-def _report_coverage(coverage: Coverage, progress: Progress) -> None:
+def _report_coverage(coverage: Coverage, planned: int, progress: Progress) -> None:
     tasks = coverage.tasks
     candidates = sum(len(t.offered.candidates) for t in tasks)
     progress.say(f"enumerate: {len(tasks)} lists, {candidates} candidates")
     for reason, some in coverage.unlisted.items():
         progress.say(f"enumerate: no list for {_first(some)}: {reason}")
-    for offered in coverage.unplanned:
+    # Of a command alone nothing is planned.
+    for offered in coverage.unplanned if planned else ():
         progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
     for reason, some in coverage.declined.items():
         progress.say(f"enumerate: no FlyDSL for {_first(some)}: {reason}")

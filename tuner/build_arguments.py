@@ -1,5 +1,6 @@
 """What the words of `flytune build`'s options stand for."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -50,3 +51,18 @@ def parse_runner(text: str) -> Path:
     if not Path(name).is_file():
         raise click.BadParameter(f"no such file: `{name}`")
     return Path(name)
+
+
+def parse_command(text: str) -> tuple[str, ...]:
+    """Return the words of a command, split as a shell would.
+
+    Raises:
+        click.BadParameter: a quotation has no end, or there is no word.
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{str(error).lower()}: `{text}`") from error
+    if not words:
+        raise click.BadParameter("there is no command")
+    return words

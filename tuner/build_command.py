@@ -1,11 +1,9 @@
 """`flytune build`: tune a model's GEMMs and write the bundle."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
 import click
@@ -15,16 +13,23 @@ from flytune.caches.trust import Trust
 from flytune.shapes.derive import Attention
 from flytune.shapes.gemm import Engine
 from flytune.shapes.quant_schemes import Quant
-from flytune.tuner.build_arguments import parse_backends, parse_ops, parse_runner
+from flytune.tuner.build_arguments import (
+    parse_backends,
+    parse_command,
+    parse_ops,
+    parse_runner,
+)
 from flytune.tuner.shapes_command import (
     check_model,
     engine_option,
     ep_option,
+    is_given,
     model_option,
     quant_option,
     shapes_option,
     tp_option,
 )
+from flytune.tuner.signals import ended_by_signals
 from flytune.tuner.token_options import tokens_option
 from flytune.tuner.trust_options import trust_options
 
@@ -146,6 +151,14 @@ T = TypeVar("T")
     "alone, one graph for all layers. model: all of the model.",
 )
 @click.option(
+    "--bake-cmd",
+    metavar="'COMMAND'",
+    callback=lambda _context, _parameter, value: _given(parse_command, value),
+    help="Bake what COMMAND compiles, in all of its Python processes, instead of a "
+    "program of our own; it runs once to list, and until it compiles nothing. No shell "
+    "reads it. Then --model may be left out.",
+)
+@click.option(
     "--precompiled",
     is_flag=True,
     help="Store Dynamo's entries too: serving traces nothing. torch drops guards that "
@@ -203,6 +216,7 @@ def build_command(
     ray_address: str | None,
     from_bundle: Path | None,
     bake: Bake,
+    bake_cmd: tuple[str, ...] | None,
     precompiled: bool,
     bake_passes: int,
     work: Path | None,
@@ -222,7 +236,7 @@ def build_command(
     from flytune.tuner.progress import Progress
     from flytune.tuner.summary import built_text
 
-    check_model(model, by_hand)
+    _check_whose(model, by_hand, bake_cmd)
     threads = threads or len(os.sched_getaffinity(0))
     options = BuildOptions(
         model=model or "",
@@ -250,6 +264,7 @@ def build_command(
         ray=ray_address,
         from_bundle=from_bundle,
         bake=bake,
+        bake_cmd=bake_cmd or (),
         precompiled=precompiled,
         bake_passes=bake_passes,
         sign=not no_sign,
@@ -259,9 +274,9 @@ def build_command(
         command=("flytune", *sys.argv[1:]),
         fresh=fresh,
     )
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        built = build(options, Progress())
+        with ended_by_signals():
+            built = build(options, Progress())
     except KeyboardInterrupt as error:
         words = "stopped: the same command goes on from here"
         raise KeyboardInterrupt(words) from error
@@ -270,9 +285,25 @@ def build_command(
         raise click.exceptions.Exit(1)
 
 
+# Options that say what is baked where no command does.
+_NOT_OF_A_COMMAND = ("bake", "precompiled", "attention", "compile_only", "recorded")
+
+
+def _check_whose(
+    model: str | None, by_hand: Path | None, bake_cmd: tuple[str, ...] | None
+) -> None:
+    """Refuse options that say nothing, or too much, of what is built.
+
+    Raises:
+        click.UsageError: so they do.
+    """
+    if bake_cmd is None or model is not None or by_hand is not None:
+        check_model(model, by_hand)
+    for name in _NOT_OF_A_COMMAND if bake_cmd is not None else ():
+        if is_given(name):
+            option = {"recorded": "runner"}.get(name, name.replace("_", "-"))
+            raise click.UsageError(f"--{option} does not go with --bake-cmd")
+
+
 def _given(parse: Callable[[str], T], value: str | None) -> T | None:
     return None if value is None else parse(value)
-
-
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -117,13 +117,24 @@ def _packing(choice: Any) -> Packing:
 
 
 def spec_of(layout: Any) -> TensorSpec:
-    """Describe a tensor by Inductor's layout of it."""
+    """Describe a tensor by Inductor's layout of it.
+
+    A dynamic size is the one that Inductor would time, which is in the list's key.
+    """
     return TensorSpec(
-        sizes=tuple(int(size) for size in layout.size),
-        strides=tuple(int(stride) for stride in layout.stride),
+        sizes=tuple(map(_hint, layout.size)),
+        strides=tuple(map(_hint, layout.stride)),
         dtype=str(layout.dtype).removeprefix("torch."),
-        offset=int(layout.offset),
+        offset=_hint(layout.offset),
     )
+
+
+def _hint(size: Any) -> int:
+    try:
+        return int(size)
+    except TypeError:  # of a symbol
+        graph = private("torch._inductor.virtualized", "V")[2].graph
+        return int(graph.sizevars.optimization_hint(size))
 
 
 def current_node() -> Any:

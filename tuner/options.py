@@ -17,7 +17,8 @@ class BuildOptions:
     """The options of `flytune build`, resolved."""
 
     model: str
-    """As `find_model` takes it; nothing where the GEMMs are given `by_hand`."""
+    """As `find_model` takes it; nothing where the GEMMs are given `by_hand`, or where a
+    command alone is."""
     tokens: tuple[int, ...]
     attention: Attention | None
     """None: what the device's serving uses."""
@@ -49,6 +50,8 @@ class BuildOptions:
     """Whether GEMMs are built too that serving does not ask Inductor for."""
     bake: Bake = "layers"
     """What one graph of the baked program holds."""
+    bake_cmd: tuple[str, ...] = ()
+    """The words of a command that is baked instead of the model's program."""
     precompiled: bool = False
     """Whether the bundle holds Dynamo's entries too."""
     device: str = "auto"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.command import CommandSpec
 from flytune.caches.compat import require_torch
 from flytune.caches.device_profile import (
     DeviceProfile,
@@ -47,7 +48,7 @@ class Plan:
 
     model: ModelConfig | HandList
     shapes: tuple[GemmShape, ...]
-    program: ProgramSpec | None
+    program: ProgramSpec | CommandSpec | None
     """What is baked; None where isolated shapes stand for it, and nothing is."""
     policy: ServingPolicy
     target: Target
@@ -77,25 +78,13 @@ def make_plan(options: BuildOptions) -> Plan:
     attention = options.attention or ("eager" if eager else "sdpa")
     model, listed = list_gemms(options, attention, profile)
     policy = _policy(options, model, attention, profile)
-    program = None
-    reason = _isolated(options, profile, model)
-    if isinstance(model, ModelConfig) and not reason:
-        program = ProgramSpec(
-            json.loads(model.raw), attention, model.dtype, bake=options.bake
-        )
-    elif not options.runs_nothing:
-        name = "" if profile is not None else "an accelerator, --target NAME, "
-        raise FlytuneError(
-            f"no program to bake: {reason}",
-            hint=f"compile for {name or 'it '}with --compile-only",
-        )
+    program = _program(options, profile, model, attention)
     shapes, left_out = worth_building(listed, options)
     target = Target.here(
         threads=options.threads,
         hardware=None if profile is None else profile.hardware(),
     )
-    named = options.by_hand.stem if options.by_hand else Path(options.model).name
-    name = named.lower().removesuffix(".json")
+    name = _bundle_name(options, model)
     out = options.out or Path(f"{name}.{target.slug}.tar.zst")
     _check_listed(shapes)
     _check_output(out)
@@ -108,6 +97,39 @@ def make_plan(options: BuildOptions) -> Plan:
         *(model, shapes, program, policy, target, profile, needed, work, out),
         left_out=left_out,
     )
+
+
+def _program(
+    options: BuildOptions,
+    profile: DeviceProfile | None,
+    model: ModelConfig | HandList,
+    attention: Attention,
+) -> ProgramSpec | CommandSpec | None:
+    """Return what is baked; None where nothing runs.
+
+    Raises:
+        FlytuneError: there is nothing that could be baked, and it was asked for.
+    """
+    if options.bake_cmd:
+        return CommandSpec(options.bake_cmd)
+    reason = _isolated(options, profile, model)
+    if isinstance(model, ModelConfig) and not reason:
+        raw = json.loads(model.raw)
+        return ProgramSpec(raw, attention, model.dtype, bake=options.bake)
+    if options.runs_nothing:
+        return None
+    name = "" if profile is not None else "an accelerator, --target NAME, "
+    raise FlytuneError(
+        f"no program to bake: {reason}",
+        hint=f"compile for {name or 'it '}with --compile-only",
+    )
+
+
+def _bundle_name(options: BuildOptions, model: ModelConfig | HandList) -> str:
+    """Return how a bundle's file begins where nobody names it."""
+    if options.by_hand is not None:
+        return options.by_hand.stem.lower()
+    return Path(options.model or model.name).name.lower().removesuffix(".json")
 
 
 def _own_name(
@@ -179,11 +201,15 @@ def _policy(
             **common,
             layers=layers,
         )
+    if options.bake_cmd:
+        return policy.for_command()
     return policy.with_precompiled() if options.precompiled else policy
 
 
 def needed_bytes(
-    shapes: tuple[GemmShape, ...], policy: ServingPolicy, program: ProgramSpec | None
+    shapes: tuple[GemmShape, ...],
+    policy: ServingPolicy,
+    program: ProgramSpec | CommandSpec | None,
 ) -> int:
     """Return the memory of the largest stage: a bake, or timing the largest GEMM.
 
@@ -200,12 +226,14 @@ def needed_bytes(
     layer = sum(size for module, size in weights.items() if "layers." in module)
     head = sum(weights.values()) - layer
     # The embedding is of the head's size.
+    largest = max(weights.values(), default=0)
+    if isinstance(program, CommandSpec):  # what it takes nobody knows
+        return int(_PROCESS_BYTES + largest * _TIMED_COPIES)
     piece = layer + 2 * head if program.bake == "model" else max(layer, head)
     packed = 0
     if policy.frozen:
         each = program.depth * layer + head if program.bake == "model" else piece
         packed = each * (1 + len(policy.tokens))
-    largest = max(weights.values(), default=0)
     bake = piece + packed + _logits_bytes(shapes)
     return int(_PROCESS_BYTES + max(bake, largest * _TIMED_COPIES))
 

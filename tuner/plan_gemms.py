@@ -1,5 +1,7 @@
 """The GEMMs of a build: a model's, and those of them that are worth building."""
 
+import json
+
 from flytune.caches.device_profile import DeviceProfile
 from flytune.shapes.by_hand import HandList, read_by_hand
 from flytune.shapes.derive import Attention
@@ -9,6 +11,7 @@ from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.plan import plan_shapes
 from flytune.shapes.reach import is_reached, unreached
 from flytune.shapes.registry import find_model
+from flytune.tuner.command_stages import command_name
 from flytune.tuner.options import BuildOptions
 
 
@@ -22,6 +25,11 @@ def list_gemms(
             listed.
     """
     platform = _platform(profile)
+    if options.bake_cmd and not options.model and options.by_hand is None:
+        # What it asks for is what is tuned.
+        words = options.bake_cmd
+        raw = json.dumps(words)
+        return HandList(command_name(words), words[0], (), raw, "a command"), ()
     if options.by_hand is not None:
         if options.ops != ("gemm",):
             raise FlytuneError(
@@ -75,7 +83,7 @@ def worth_building(
     Raises:
         FlytuneError: that is all of them, and `allow_unreached` was not asked for.
     """
-    if options.allow_unreached:
+    if options.allow_unreached or not listed:
         return listed, ()
     reached = tuple(filter(is_reached, listed))
     if not reached:

@@ -59,11 +59,12 @@ class Probe:
         self._describing = False
         self._watch: Watch | None = None
 
-    def arm(self, *, flydsl: bool = False) -> None:
+    def arm(self, *, flydsl: bool = False, to_the_end: bool = False) -> None:
         """Watch selection, keep one candidate of each list, stop after lowering.
 
         Args:
             flydsl: Whether a list without FlyDSL's candidates says why.
+            to_the_end: Whether the program goes on, with what was kept.
 
         Raises:
             FlytuneError: this torch lacks an interface that the probe needs.
@@ -88,17 +89,23 @@ class Probe:
             # A candidate that is a graph is lowered to be described.
             if not self._describing:
                 self._describing = True
-                self.lists.append(self._describe(name, choices, input_nodes, layout))
+                self.take(lambda: self._describe(name, choices, input_nodes, layout))
                 self._describing = False
             library = [c for c in choices if backend_of(c) == ATEN]
             kept = (library or choices)[:1]
             return select(selector, name, kept, input_nodes, layout, *args, **kwargs)
 
         setattr(cache, attribute, call)
+        if to_the_end:
+            return
         graph, attribute, _ = private(
             "torch._inductor.graph", "GraphLowering.compile_to_module"
         )
         setattr(graph, attribute, _stop)
+
+    def take(self, make: Callable[[], CandidateList]) -> None:
+        """Keep the list that `make` returns."""
+        self.lists.append(make())
 
     def run(self, pieces: Iterable[Piece], policy: ServingPolicy, seed: int) -> None:
         """Lower every piece at every size of the policy."""

@@ -166,7 +166,10 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
         ],
         "without_choice": sum(not d.was_choice for d in decisions),
         "missing": {why: list(some) for why, some in coverage.unlisted.items()},
-        "unplanned": [f"{o.op} {o.inputs_key}" for o in coverage.unplanned],
+        # Of a command alone nothing is planned.
+        "unplanned": [
+            f"{o.op} {o.inputs_key}" for o in coverage.unplanned if made.plan.shapes
+        ],
         "declined": {why: list(some) for why, some in coverage.declined.items()},
     }
 

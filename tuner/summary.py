@@ -156,9 +156,11 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     }
     words = ", ".join(f"{count} {name}" for name, count in counts.items())
     lookups = ", ".join(f"{n} {name}" for name, n in verdict.lookups.items())
+    result = "hit" if verdict.ok(strict=False) else "MISS"
+    # Nobody times the calls of a command.
+    timed = "" if verdict.processes else f"; first calls {verdict.first_call_s:.2f} s"
     lines = [
-        f"verify  {'hit' if verdict.ok(strict=False) else 'MISS'}: {words}; "
-        f"first calls {verdict.first_call_s:.2f} s",
+        f"verify  {result}: {words}{timed}",
         f"        graph lookups: {lookups or 'none'}",
     ]
     if verdict.worst_error is not None:
@@ -168,6 +170,17 @@ def verdict_lines(verdict: Verdict) -> list[str]:
             f"{n} {kind.replace('_', ' ')}" for kind, n in verdict.aside.items()
         )
         lines.append(f"        besides, as on every hit: {aside}")
+    lines += map(_process_line, verdict.processes)
     lines += [f"        uncacheable: {line}" for line in verdict.uncacheable]
     lines += [f"        {line}" for line in verdict.failures]
     return lines
+
+
+def _process_line(row: Mapping[str, Any]) -> str:
+    words = [f"{n} {kind.replace('_', ' ')}" for kind, n in row["work"].items()]
+    words += [f"{n} {name}" for name, n in row["lookups"].items()]
+    command = " ".join(row["command"])
+    return (
+        f"        process {row['pid']}: {row['graphs']} graphs called; "
+        f"{', '.join(words) or 'nothing else'}: {command[:60]}"
+    )

@@ -124,10 +124,9 @@ class Hook(flytune_imports.AfterImport):
             for name, value in settings.items():
                 yield from self._configure(module, name, value)
             return
-        mends = flytune_torch.mends_for(activation["kind"], activation["dynamo"])
+        mends = flytune_torch.mends_for({**activation, "device": activation["kind"]})
         if module.__name__ in mends:
             self._undo.append(mends[module.__name__](module))
-            return
         if module.__name__ in flytune_torch.MENDED:
             return
         if module.__name__ == _CALLBACKS:

@@ -48,13 +48,36 @@ class AfterImport:
         """Watch from now on; what is imported already is looked at now."""
         sys.meta_path.insert(0, self)
         for name in sorted(self._waiting):
-            if name in sys.modules:
-                self.loaded(sys.modules[name])
+            module = sys.modules.get(name)
+            spec = getattr(module, "__spec__", None)
+            if getattr(spec, "_initializing", False):
+                self._watch_rest(spec, module)
+            elif module is not None:
+                self.loaded(module)
 
     def leave(self) -> None:
         """Watch no more."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+
+    def _watch_rest(self, spec: "Any", module: "Any") -> None:
+        """Look at a module, whose import is under way, when that ends."""
+        told, kind = self.loaded, type(spec)
+
+        # Python's import sets this on the spec last of all, and nothing else tells.
+        class Watched(kind):  # type: ignore[misc, valid-type]
+            @property
+            def _initializing(self) -> bool:
+                return True
+
+            @_initializing.setter
+            def _initializing(self, value: bool) -> None:
+                self.__class__ = kind
+                self._initializing = value
+                if sys.modules.get(module.__name__) is module:
+                    told(module)
+
+        spec.__class__ = Watched
 
     def _found(self, fullname: str, path: "Any", target: "Any") -> "Any":
         for finder in tuple(sys.meta_path):

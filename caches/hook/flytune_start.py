@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 INSTALLED_VARIABLE = "FLYTUNE_INSTALLED"
 CAPTURE_VARIABLE = "FLYTUNE_CAPTURE"
 """Names the folder that `flytune capture` has processes count GEMMs into."""
+WATCH_VARIABLE = "FLYTUNE_WATCH"
+"""Names the folder that processes write their ledgers into."""
 DISABLE_VARIABLE = "FLYTUNE_DISABLE"
 
 
@@ -50,7 +52,9 @@ class Waiting(AfterImport):
 
 
 def start() -> None:
-    """Wait for torch if this process's environment names a bundle, or a capture."""
+    """Wait for torch if the environment names a bundle, a capture or a ledger."""
+    if folder := os.environ.get(WATCH_VARIABLE):
+        _own("flytune_watch").WatchImport(folder).start()
     if folder := os.environ.get(CAPTURE_VARIABLE):
         _own("flytune_capture").CaptureImport(folder).start()
     directory = os.environ.get(INSTALLED_VARIABLE)

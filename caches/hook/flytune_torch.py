@@ -107,6 +107,30 @@ def name_platform(build: Any) -> Callable[[], None]:
     return lambda: setattr(build, "platform_key", platform_key)
 
 
+def name_formats(codecache: Any) -> Callable[[], None]:
+    """Let a graph have one key in every program that asks for it.
+
+    The key holds memory formats pickled, which pickle names by the first module that
+    has imported torch: an application's, unless torch came before it. Returns what sets
+    it back.
+
+    Args:
+        codecache: the module `torch._inductor.codecache`.
+    """
+    pickler = codecache.FxGraphCachePickler
+    init = pickler.__init__
+    format_type = sys.modules["torch"].memory_format
+
+    @functools.wraps(init)
+    def with_formats(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        # Nobody reads what is pickled for a key.
+        self.dispatch_table[format_type] = lambda value: (str, (str(value),))
+
+    pickler.__init__ = with_formats
+    return lambda: setattr(pickler, "__init__", init)
+
+
 _Mend = Callable[[Any], Callable[[], None]]
 _OF_ACCELERATORS: Mapping[str, _Mend] = {"triton.runtime.build": name_platform}
 # Of torch before 2.15, where precompiled entries are looked for.
@@ -115,18 +139,20 @@ _OF_PRECOMPILED: Mapping[str, _Mend] = {
     "torch._dynamo.output_graph": rename_bound,
 }
 MENDED = {*_OF_ACCELERATORS, *_OF_PRECOMPILED}
+"""Modules that are watched for nothing else."""
 
 
-def mends_for(device: str, dynamo: Mapping[str, Any]) -> Mapping[str, _Mend]:
+def mends_for(policy: Mapping[str, Any]) -> Mapping[str, _Mend]:
     """Return what mends a module, by its name, for a policy.
 
     Args:
-        device: "cpu", or an accelerator's type.
-        dynamo: the policy's settings of Dynamo.
+        policy: as the manifest has it; `device`, `dynamo` and `portable_keys` are read.
     """
+    keys = {"torch._inductor.codecache": name_formats}
     return {
-        **(_OF_ACCELERATORS if device != "cpu" else {}),
-        **(_OF_PRECOMPILED if dynamo.get(PRECOMPILE) else {}),
+        **(_OF_ACCELERATORS if policy.get("device", "cpu") != "cpu" else {}),
+        **(_OF_PRECOMPILED if policy.get("dynamo", {}).get(PRECOMPILE) else {}),
+        **(keys if policy.get("portable_keys") else {}),
     }
 
 

@@ -31,9 +31,10 @@ from flytune.caches.hook.flytune_files import (
     set_aside,
 )
 from flytune.caches.install import attempt, exec_environment
+from flytune.caches.judge import judge
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.prepare import prepare
-from flytune.caches.verify import SESSION, VERIFY_SEED, judge
+from flytune.caches.verify import SESSION, VERIFY_SEED
 from flytune.shapes.errors import FlytuneError
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from bundles import manifest
 
+from flytune.caches.judge import judge
 from flytune.caches.keys import GraphKey
 from flytune.caches.ledger import ASIDE, Event, Kind, Ledger, Lookup
 from flytune.caches.policy import cpu_policy
 from flytune.caches.program import Bake, ProgramSpec
 from flytune.caches.verdict import Verdict
-from flytune.caches.verify import judge
 
 CONFIG = {"max_autotune": "True"}
 HIT = Lookup("fx", "hit", "fkey", {"gm": "a graph"})
