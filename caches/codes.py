@@ -24,6 +24,7 @@ class Code(StrEnum):
     TOO_LATE = "FT106"
     UNWATCHABLE = "FT107"
     WITHOUT_FLYDSL = "FT108"
+    RANKS = "FT109"
 
     UNREADABLE = "FT201"
     MANIFEST = "FT202"
@@ -131,6 +132,10 @@ EXPLAINED: Mapping[Code, Explained] = {
     Code.WITHOUT_FLYDSL: Explained(
         "FlyDSL is not here as it was at the build, and is served without",
         "install the flydsl that the line names, or leave it so",
+    ),
+    Code.RANKS: Explained(
+        "the launch has another number of ranks than the bundle was baked with",
+        "launch as many, or build with the command that is launched",
     ),
     Code.UNREADABLE: Explained(
         "there is no bundle, or it cannot be read", "check its path and its mode"

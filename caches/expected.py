@@ -7,6 +7,7 @@ from typing import Any
 
 from flytune.caches.manifest import FileEntry, Manifest, canonical_json, sha256_hex
 from flytune.caches.policy import inductor_without_flydsl
+from flytune.caches.ranks import WORLD_SIZE
 from flytune.caches.triton_cache import is_group, relocated_group
 
 CACHES = "inductor"
@@ -65,6 +66,7 @@ def activation_of(manifest: Manifest) -> bytes:
             "inductor": inductor,
             "inductor_without_flydsl": inductor_without_flydsl(inductor),
             "dynamo": manifest.policy.get("dynamo", {}),
+            "world_size": (manifest.bake.get("ranks") or {}).get(WORLD_SIZE),
             "portable_keys": manifest.policy.get("portable_keys", False),
         }
     )

@@ -18,6 +18,7 @@ from flytune.caches.ledger_file import ProcessLedger
 from flytune.caches.manifest import Manifest
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import ProgramSpec
+from flytune.caches.ranks import absent_ranks
 from flytune.caches.session import tolerance
 from flytune.caches.verdict import Verdict
 
@@ -97,6 +98,10 @@ def judge_processes(
             *_work(work, len(bypassed) if policy.frozen else 0),
         ]
         failures += [f"{process.name}: {line}" for line in dict.fromkeys(found)]
+    failures += [
+        f"{rank} compiled and called no graph, others of its group did"
+        for rank in absent_ranks(processes)
+    ]
     if not any(process.graphs for process in processes):
         failures.append(
             "no compiled graph ran: the command compiles nothing, or its Python began "
@@ -124,6 +129,7 @@ def _process_row(process: ProcessLedger, aside: frozenset[Kind]) -> dict[str, An
         "pid": process.pid,
         "parent": process.parent,
         "command": list(process.command),
+        "rank": process.rank,
         "graphs": process.graphs,
         "work": summary(e for e in process.events if e.kind not in aside),
         "aside": summary(e for e in process.events if e.kind in aside),

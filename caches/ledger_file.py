@@ -1,7 +1,8 @@
 """The ledger of a process that may die at any time: each entry in a file, at once.
 
-A line of `PID-TIME.jsonl` is `["process", ...]`, `["event", ...]`, `["lookup", ...]` or
-`["graph"]`. A file that could not be written to its end is named `.broken` besides.
+A line of `PID-TIME.jsonl` is `["process", ...]`, `["rank", ...]`, `["event", ...]`,
+`["lookup", ...]` or `["graph"]`. A file that could not be written to its end is named
+`.broken`.
 """
 
 import contextlib
@@ -20,6 +21,10 @@ from flytune.caches.ledger import Event, Kind, Ledger, Lookup
 _ROWS, _BROKEN = ".jsonl", ".broken"
 
 
+Rank = tuple[int, int]
+"""A process's number in its group, from 0, and how many the group has."""
+
+
 class FileLedger(Ledger):
     """Writes what it is told into a folder, in a file of each process. Thread-safe."""
 
@@ -34,6 +39,7 @@ class FileLedger(Ledger):
         self._writing = threading.Lock()
         self._file: int | None = None
         self._path = ""
+        self._rank: Rank | None = None
         self._broken = False
 
     def add(self, event: Event) -> None:
@@ -54,6 +60,10 @@ class FileLedger(Ledger):
             try:
                 if self._file is None:
                     self._open()
+                # A program joins its group at any time, but before it needs another's.
+                if (rank := _rank()) != self._rank:
+                    self._rank = rank
+                    self._append(("rank", rank))
                 self._append(row)
             except OSError as error:
                 self._give_up(error)
@@ -95,13 +105,16 @@ class ProcessLedger:
     lookups: tuple[Lookup, ...]
     graphs: int
     """Compiled graphs that were called."""
+    rank: Rank | None = None
+    """In torch.distributed's default group; None outside of one."""
 
     @property
     def name(self) -> str:
-        """The process for a person, without the paths of its program."""
+        """The process for a person, without the path of its program."""
         words = [Path(self.command[0]).name, *self.command[1:]] if self.command else []
         shown = " ".join(words[:4])
-        return f"process {self.pid} ({shown[:60]})"
+        rank = "" if self.rank is None else f"rank {self.rank[0]} of {self.rank[1]}, "
+        return f"{rank}process {self.pid} ({shown[:60]})"
 
 
 def read_ledgers(folder: Path) -> tuple[ProcessLedger, ...]:
@@ -131,9 +144,12 @@ def _read(path: Path) -> ProcessLedger:
     lookups: list[Lookup] = []
     graphs = pid = parent = 0
     command: list[str] = []
+    rank: Rank | None = None
     for kind, *rest in _rows(path):
         if kind == "process":
             pid, parent, command = rest
+        elif kind == "rank":
+            rank = None if rest[0] is None else (rest[0][0], rest[0][1])
         elif kind == "event":
             name, what, seconds, detail = rest[0]
             events.append(Event(Kind(name), what, seconds, tuple(detail)))
@@ -144,8 +160,18 @@ def _read(path: Path) -> ProcessLedger:
     if path.suffix == _BROKEN:
         events.append(Event(Kind.UNSEEN, "its ledger could not be written to its end"))
     return ProcessLedger(
-        pid, parent, tuple(command), tuple(events), tuple(lookups), graphs
+        pid, parent, tuple(command), tuple(events), tuple(lookups), graphs, rank
     )
+
+
+def _rank() -> Rank | None:
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_initialized():
+            return None
+        return distributed.get_rank(), distributed.get_world_size()
+    except (AttributeError, ValueError, RuntimeError):  # it is being imported, or ended
+        return None
 
 
 def _rows(path: Path) -> Iterator[list[Any]]:

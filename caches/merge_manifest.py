@@ -8,6 +8,7 @@ from typing import Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.manifest import MANIFEST_SCHEMA, Manifest, canonical_json
+from flytune.caches.ranks import WORLD_SIZE
 from flytune.caches.several import parts_of, program_of
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.shapes.errors import FlytuneError
@@ -114,6 +115,9 @@ def _other_settings(
     ]
     if kinds[0] != kinds[1]:
         yield "hold different things", "content", kinds[0], kinds[1]
+    ranks = [(m.bake.get("ranks") or {}).get(WORLD_SIZE) for m in (one, two)]
+    if None not in ranks and ranks[0] != ranks[1]:
+        yield "are for launches of different sizes", "ranks", ranks[0], ranks[1]
     rows = [_flat_policy(m.policy) for m in (one, two)]
     rows_config = [
         {f"inductor_config.{k}": v for k, v in m.inductor_config.items()}
@@ -180,11 +184,14 @@ def _joined_bake(bakes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     remaining: Counter[str] = Counter()
     for bake in bakes:
         remaining.update(bake.get("remaining") or {})
+    ranks = [bake["ranks"] for bake in bakes if bake.get("ranks")]
+    shared = all(row["shared"] for row in ranks)
     return {
         "passes": [one for bake in bakes for one in bake.get("passes", ())],
         "settled": all(bake.get("settled") for bake in bakes),
         "remaining": dict(remaining),
         "dropped_guards": None if all(d is None for d in dropped) else guards,
+        **({"ranks": {**ranks[0], "shared": shared}} if ranks else {}),
     }
 
 

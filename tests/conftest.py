@@ -38,6 +38,7 @@ FIRST = (
     "tuner/test_build_whole.py",
     "tuner/test_recorded_models.py",
     "tuner/test_variants.py",
+    "tuner/test_bake_cmd.py",
     "tuner/test_compile_gfx950.py",
     "tuner/test_workers.py",
     "tuner/test_cluster.py",

@@ -58,6 +58,8 @@ class Bake:
     peak_gib: float
     dropped_guards: tuple[str, ...] | None
     """Of Dynamo's, what the stored entries do not check; None where none is stored."""
+    ranks: Mapping[str, Any] | None = None
+    """Of a command of several: see `ranks_row`."""
 
     @property
     def settled(self) -> bool:
@@ -75,6 +77,7 @@ class Bake:
             "dropped_guards": None
             if self.dropped_guards is None
             else list(self.dropped_guards),
+            **({} if self.ranks is None else {"ranks": dict(self.ranks)}),
         }
 
 
@@ -138,6 +141,7 @@ def bake(
         results[0]["inductor_config"],
         max(result["peak_gib"] for result in results),
         dropped,
+        results[0].get("ranks"),
     )
 
 

@@ -20,6 +20,7 @@ from flytune.tuner.build_arguments import (
     parse_runner,
 )
 from flytune.tuner.shapes_command import (
+    OF_A_MODEL,
     check_model,
     engine_option,
     ep_option,
@@ -299,6 +300,10 @@ def _check_whose(
     """
     if bake_cmd is None or model is not None or by_hand is not None:
         check_model(model, by_hand)
+    else:
+        for name in (*OF_A_MODEL, "tokens", "engine"):
+            if is_given(name) and name not in _NOT_OF_A_COMMAND:
+                raise click.UsageError(f"--{name} is of --model: a command says it")
     for name in _NOT_OF_A_COMMAND if bake_cmd is not None else ():
         if is_given(name):
             option = {"recorded": "runner"}.get(name, name.replace("_", "-"))

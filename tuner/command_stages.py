@@ -16,6 +16,7 @@ from flytune.caches.inductor import timings_file
 from flytune.caches.ledger import Event, Kind
 from flytune.caches.ledger_file import joined
 from flytune.caches.policy import ServingPolicy, uses_flydsl
+from flytune.caches.ranks import absent_ranks, ranks_row
 from flytune.caches.watch import Watch
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import Enumeration
@@ -63,7 +64,7 @@ def run_pass(
     """Run a command in the bake's directory; return a result as a session's.
 
     Raises:
-        FlytuneError: it fails.
+        FlytuneError: it fails, or only some of its ranks compile.
     """
     timings = next(iter(timings_file(cache_dir, "*").parent.glob("*")), None)
     watch = Watch(
@@ -74,10 +75,16 @@ def run_pass(
     )
     env = command_environment(policy, cache_dir)
     run = _logged(plan, spec, env, watch, f"bake-{number}")
+    if absent := absent_ranks(run.processes):
+        raise FlytuneError(
+            f"{absent[0]} of the command compiles nothing while others do",
+            hint="a bundle for them would keep the others waiting for that one",
+        )
     return {
         "ledger": joined(run.processes),
         "inductor_config": {},
         "peak_gib": run.peak_gib,
+        "ranks": ranks_row(run.processes),
     }
 
 

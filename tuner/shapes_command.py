@@ -55,8 +55,8 @@ quant_option = click.option(
 )
 
 
-_OF_A_MODEL = ("tp", "ep", "quant", "experts", "attention")
-"""Options that a file of shapes leaves nothing to say for."""
+OF_A_MODEL = ("tp", "ep", "quant", "experts", "attention")
+"""Options that a file of shapes, or a command, leaves nothing to say for."""
 
 
 def is_given(name: str) -> bool:
@@ -76,7 +76,7 @@ def check_model(model: str | None, by_hand: Path | None) -> None:
         raise click.UsageError("give --model or --shapes")
     if model is not None and by_hand is not None:
         raise click.UsageError("give --model or --shapes, and not both")
-    for name in _OF_A_MODEL if by_hand is not None else ():
+    for name in OF_A_MODEL if by_hand is not None else ():
         if is_given(name):
             raise click.UsageError(f"--{name} is of --model: a file of shapes says it")
 

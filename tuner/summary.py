@@ -180,7 +180,8 @@ def _process_line(row: Mapping[str, Any]) -> str:
     words = [f"{n} {kind.replace('_', ' ')}" for kind, n in row["work"].items()]
     words += [f"{n} {name}" for name, n in row["lookups"].items()]
     command = " ".join(row["command"])
+    rank = "rank {} of {}, ".format(*row["rank"]) if row["rank"] else ""
     return (
-        f"        process {row['pid']}: {row['graphs']} graphs called; "
+        f"        {rank}process {row['pid']}: {row['graphs']} graphs called; "
         f"{', '.join(words) or 'nothing else'}: {command[:60]}"
     )
