@@ -52,7 +52,7 @@ def judge(
             (e for e in events if e.kind not in aside), len(refused) if frozen else 0
         ),
         *_errors(result["calls"], tolerance(ProgramSpec.from_json(manifest.program))),
-        *_unseen(result["ledger"]["graphs"], result["calls"]),
+        *_unseen(result["ledger"]["graphs"], result["calls"], policy),
     ]
     if not failures:
         failures += _left(written)
@@ -225,12 +225,15 @@ def _errors(calls: list[Any], limit: float) -> list[str]:
     ]
 
 
-def _unseen(graphs: int, calls: list[Any]) -> list[str]:
+def _unseen(graphs: int, calls: list[Any], policy: ServingPolicy) -> list[str]:
     """Refuse a run in which fewer graphs ran than were called.
 
-    A program that falls back to eager does no work, and would prove nothing.
+    A program that falls back to eager does no work, and would prove nothing. A dynamic
+    graph runs for all sizes of a piece.
     """
     first = sum(call[2] == "first" for call in calls)
+    if policy.dynamic:
+        first = len({call[0] for call in calls})
     if graphs >= first > 0:
         return []
     return [f"graphs that did not run: {first} first calls, {graphs} graphs"]

@@ -42,7 +42,7 @@ class ServingPolicy:
     device: str = "cpu"
     """torch's type of the device: "cpu" or "cuda"."""
     dynamic: bool = False
-    """Whether serving compiles dynamic shapes; only False is baked."""
+    """Whether serving compiles one graph for all sizes, but that for one token."""
     inductor: Mapping[str, Any] = field(default_factory=dict)
     """`torch._inductor.config` values, by dotted name."""
     dynamo: Mapping[str, Any] = field(default_factory=dict)
@@ -79,8 +79,28 @@ class ServingPolicy:
                 hint="leave out --precompiled, or build under the unfrozen policy",
             )
         # A size in each of the ways that torch tells apart has an entry of its own.
-        limits = _static_sizes(4 * len(self.tokens))
+        limits = _limits(max(4 * len(self.tokens), self.dynamo["recompile_limit"]))
         return replace(self, dynamo={**self.dynamo, **limits, PRECOMPILE: True})
+
+    def with_dynamic(self) -> "ServingPolicy":
+        """Return this policy with one general graph instead of static ones."""
+        dynamo = {
+            **self.dynamo,
+            # The module-wide form of torch.compile(dynamic=True).
+            "automatic_dynamic_shapes": True,
+            "assume_static_by_default": False,
+        }
+        return replace(self, dynamic=True, dynamo=dynamo)
+
+    def with_layers_apart(self, layers: int) -> "ServingPolicy":
+        """Return this policy with room for a Dynamo entry of each layer at each size.
+
+        Dynamo tells layers apart that are of several kinds, and all that write to a
+        cache: each has its own number there.
+        """
+        return replace(
+            self, dynamo={**self.dynamo, **_limits(2 * len(self.tokens) * layers)}
+        )
 
     def without_flydsl(self) -> "ServingPolicy | None":
         """Return this policy for a host that lacks FlyDSL; None where it asks for none.
@@ -229,6 +249,13 @@ def _static_sizes(entries: int) -> dict[str, Any]:
         # The module-wide form of torch.compile(dynamic=False).
         "automatic_dynamic_shapes": False,
         "assume_static_by_default": True,
+        **_limits(entries),
+    }
+
+
+def _limits(entries: int) -> dict[str, Any]:
+    """Return Dynamo's limits that leave room for so many entries of one function."""
+    return {
         "recompile_limit": max(DYNAMO_RECOMPILE_LIMIT, entries),
         "accumulated_recompile_limit": max(DYNAMO_ACCUMULATED_LIMIT, 2 * entries),
     }

@@ -1,33 +1,30 @@
 """The program that is baked and verified: a model's parts, or the model as one graph.
 
 The layers of a model share one graph when they are compiled one by one, so that one
-layer of random weights bakes all of them. As one graph the model has all its layers,
-each with parameters of its own that lie in the memory of the first one's: what a graph
-holds of them is their sizes. Sequences have no cache of earlier keys: one sequence of
-`tokens` tokens is one forward pass.
+layer of random weights bakes all of its kind. As one graph the model has all its
+layers, each with parameters of its own that lie in the memory of the first one's: what
+a graph holds of them is their sizes. In prefill one sequence of `tokens` tokens, with
+no earlier keys, is one forward pass; in decoding each of `tokens` sequences brings one
+token, and has a static cache of earlier ones.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from flytune.caches import decoding
+from flytune.caches.calls import Arguments, Calls, moved, real_tensors
+from flytune.caches.policy import ServingPolicy
+from flytune.caches.weights import LAYER, materialise
 from flytune.shapes.errors import FlytuneError
 
 if TYPE_CHECKING:
     import torch
 
-# Prime, so that the repeated random values meet no tile's size.
-PATTERN = 4_194_301
-WEIGHT_STD = 0.02
-
 Bake = Literal["layers", "model"]
 """What one graph holds: a decoder layer and the head apart, or the whole model."""
-
-BAKED = frozenset(
-    f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
-)
-"""Architectures whose layer and head are called as `_parts` calls them."""
+Phase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +34,17 @@ class ProgramSpec:
     config: Mapping[str, Any]
     """The model's `config.json`, whole."""
     attention: str
-    """"sdpa" or "eager", as transformers names them."""
+    """"sdpa", "eager", "flex_attention" or another, as transformers names them."""
     dtype: str = "bfloat16"
     """torch's name of the weights' type."""
     kind: str = "transformers"
     bake: Bake = "layers"
+    prefill: tuple[int, ...] = ()
+    """Tokens of one sequence; with `decode` empty too, the policy's counts."""
+    decode: tuple[int, ...] = ()
+    """Sequences that bring one token each."""
+    context: int = 0
+    """Positions of the static cache that decoding has."""
 
     @property
     def depth(self) -> int:
@@ -62,9 +65,14 @@ class ProgramSpec:
         if row.get("kind") != "transformers":
             raise FlytuneError(f"unknown kind of program: `{row.get('kind')}`")
         try:
-            return cls(**row)
+            # Bundles of earlier versions have neither.
+            counts = {name: tuple(row.get(name, ())) for name in _COUNTS}
+            return cls(**{**row, **counts})
         except TypeError as error:
             raise FlytuneError(f"program is malformed: {error}") from error
+
+
+_COUNTS = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +81,30 @@ class Piece:
 
     name: str
     module: "torch.nn.Module"
-    inputs: Callable[[int, int], tuple[tuple[Any, ...], dict[str, Any]]]
-    """(tokens, seed) -> the arguments of one call."""
+    inputs: Callable[[int, int], Arguments]
+    """(tokens, seed) -> the arguments of one call, as good as new."""
+    tokens: tuple[int, ...] = ()
+    """Counts that it is called with; where empty, the policy's."""
+    outside: bool = False
+    """Whether its inputs come from outside the model, not from a layer before it."""
+
+    def counts(
+        self, policy: ServingPolicy, *, between: bool = False
+    ) -> tuple[int, ...]:
+        """Return the counts that it is called with, the largest first.
+
+        Args:
+            between: Whether those in the middle between them are added.
+        """
+        counts = sorted(set(self.tokens or policy.tokens), reverse=True)
+        if between:
+            middle = {(a + b) // 2 for a, b in itertools.pairwise(counts)}
+            counts = sorted({*counts, *middle}, reverse=True)
+        return tuple(counts)
 
 
 _HEAD_PATHS = {"0": "model.norm", "1": "lm_head"}
-_LAYER = re.compile(r"(?<=\blayers)\.\d+\b")
+_DECODE = "decode "
 
 
 def model_path(piece: str, module: str) -> str:
@@ -86,10 +112,11 @@ def model_path(piece: str, module: str) -> str:
 
     Layers are one to the tuner: their number is "*".
     """
-    if piece == "head":
+    part = piece.removeprefix(_DECODE)
+    if part == "head":
         return _HEAD_PATHS.get(module, module)
-    if piece == "model":
-        return _LAYER.sub(".*", module)
+    if part == "model":
+        return LAYER.sub(".*", module)
     return f"model.layers.*.{module}" if module else "model.layers.*"
 
 
@@ -99,75 +126,128 @@ def build_program(
     """Yield the parts that are compiled apart, with random weights.
 
     Each piece takes memory when it is yielded: a caller who drops it before the next
-    holds the weights of one alone.
+    holds the weights of one alone. The phases of one part share its weights.
 
     Args:
-        spec: The model, its attention, and what one graph holds.
+        spec: The model, its attention, what one graph holds, and the phases.
         seed: Of the weights.
         device: torch's type of the device that the pieces are on.
 
     Raises:
-        FlytuneError: transformers is absent, or cannot build the model.
+        FlytuneError: transformers is absent, or cannot build the model or run it so.
     """
     import torch
 
     # An index, or torch would ask the driver for the current device.
     on = torch.device(device) if device == "cpu" else torch.device(device, 0)
     if spec.bake == "model":
-        yield _whole(spec, seed, on)
+        yield from _whole(spec, seed, on)
     else:
         yield from _parts(spec, seed, on)
 
 
+def lowered_counts(tokens: Iterable[int], *, dynamic: bool) -> tuple[int, ...]:
+    """Return the counts whose graphs are lowered, the largest first.
+
+    A dynamic graph is lowered once, for the largest; torch makes a size of one static
+    all the same.
+    """
+    counts = sorted(set(tokens), reverse=True)
+    if not dynamic:
+        return tuple(counts)
+    return (*counts[:1], *([1] if counts[-1:] == [1] and counts[1:] else []))
+
+
+def count_kinds(spec: ProgramSpec) -> int:
+    """Return how many kinds of layers a model has, run without their weights.
+
+    Raises:
+        FlytuneError: as `build_program`.
+    """
+    if spec.bake == "model" and spec.attention == "flex_attention":
+        raise FlytuneError(
+            "a whole model with flex_attention is several graphs, for transformers "
+            "compiles its mask by itself",
+            hint="--bake layers, or the command that serves by --bake-cmd",
+        )
+    model, config = _meta_model(spec)
+    if spec.decode:
+        decoding.check(config, spec.context)
+    return 1 if spec.bake == "model" else len(Calls(model, config).kinds)
+
+
 def _parts(spec: ProgramSpec, seed: int, on: "torch.device") -> Iterator[Piece]:
-    """Yield the decoder layer, then the head."""
+    """Yield one decoder layer of each kind, then the head."""
+    with real_tensors():
+        model, config = _meta_model(spec)
+        calls = Calls(model, config)
+    for kind in calls.kinds:
+        layer = materialise(calls.take_layer(kind.first), model, seed=seed, device=on)
+        yield from _phases(
+            spec,
+            *(kind.name, layer, _prefill_inputs(calls, kind.first, on)),
+            decoding.layer_inputs(calls, layer, kind.first, spec.context, on),
+        )
+        del layer
+    head = materialise(calls.head(), model, seed=seed, device=on)
+
+    def of_prefill(tokens: int, seed: int) -> Arguments:
+        return (calls.hidden(1, tokens, seed).to(on),), {}
+
+    def of_decode(sequences: int, seed: int) -> Arguments:
+        return (calls.hidden(sequences, 1, seed).to(on),), {}
+
+    yield from _phases(spec, "head", head, of_prefill, of_decode)
+
+
+def _prefill_inputs(calls: Calls, number: int, on: "torch.device") -> decoding.Inputs:
+    def inputs(tokens: int, seed: int) -> Arguments:
+        with real_tensors():
+            call = calls.of_layer(number, calls.hidden(1, tokens, seed))
+        return moved(call, on)
+
+    return inputs
+
+
+def _whole(spec: ProgramSpec, seed: int, on: "torch.device") -> Iterator[Piece]:
+    """Yield the model itself, called with token ids as transformers calls it."""
     import torch
 
-    model, config = _meta_model(spec)
-    base = model.model
-    rotary = type(base.rotary_emb)(config=config)
-
-    def layer_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        hidden = _hidden(config, tokens, seed)
-        positions = torch.arange(tokens)[None]
-        mask = _causal_mask(spec, tokens, hidden.dtype)
-        return (hidden.to(on),), {
-            "position_embeddings": tuple(p.to(on) for p in rotary(hidden, positions)),
-            "position_ids": positions.to(on),
-            "attention_mask": None if mask is None else mask.to(on),
-        }
-
-    def head_inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (_hidden(config, tokens, seed).to(on),), {}
-
-    layers = base.layers
-    yield Piece("layer", _materialised(layers.pop(0), seed, on), layer_inputs)
-    head = torch.nn.Sequential(base.norm, model.lm_head)
-    del model, base, layers
-    yield Piece("head", _materialised(head, seed, on), head_inputs)
-
-
-def _whole(spec: ProgramSpec, seed: int, on: "torch.device") -> Piece:
-    """Return the model itself, called with token ids as transformers calls it."""
-    import torch
-
-    model, config = _meta_model(spec)
-    rotary = type(model.model.rotary_emb)(config=config)
-    _materialised(model, seed, on)
+    with real_tensors():
+        model, config = _meta_model(spec)
+    materialise(model, model, seed=seed, device=on)
     model.tie_weights()
-    # Its frequencies are computed, not loaded.
-    model.model.rotary_emb = rotary.to(on)
 
-    def inputs(tokens: int, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def of_prefill(tokens: int, seed: int) -> Arguments:
         generator = torch.Generator().manual_seed(seed + tokens)
         ids = torch.randint(config.vocab_size, (1, tokens), generator=generator)
         return (), {"input_ids": ids.to(on), "use_cache": False}
 
-    return Piece("model", model, inputs)
+    of_decode = decoding.model_inputs(model, config, spec.context, on)
+    yield from _phases(spec, "model", model, of_prefill, of_decode)
+
+
+def _phases(
+    spec: ProgramSpec,
+    name: str,
+    module: "torch.nn.Module",
+    prefill: decoding.Inputs,
+    decode: decoding.Inputs,
+) -> Iterator[Piece]:
+    """Yield a part as each phase of the program calls it."""
+    outside = name == "model"
+    if spec.prefill or not spec.decode:
+        yield Piece(name, module, prefill, spec.prefill, outside)
+    if spec.decode:
+        yield Piece(_DECODE + name, module, decode, spec.decode, outside)
 
 
 def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
-    """Return (model on the meta device, its config); the parts have one layer."""
+    """Return (model on the meta device, its config).
+
+    Raises:
+        FlytuneError: transformers is absent or refuses the config or the attention.
+    """
     import torch
 
     try:
@@ -179,78 +259,19 @@ def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
         ) from error
 
     raw = dict(spec.config)
-    config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
-    if spec.bake == "layers":
-        config.num_hidden_layers = 1
-    config._attn_implementation = spec.attention
     dtype = getattr(torch, spec.dtype)
-    config.dtype = dtype
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    try:
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+        config = config.get_text_config(decoder=True)
+        config.dtype = dtype
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=spec.attention
+            )
+    except (KeyError, ValueError, ImportError, AttributeError) as error:
+        said = " ".join(str(error).split()).partition(". ")[0][:200]
+        raise FlytuneError(
+            f"transformers does not build the model with {spec.attention} attention: "
+            f"{said}"
+        ) from error
     return model.eval().requires_grad_(False), config
-
-
-def _materialised(
-    module: "torch.nn.Module", seed: int, device: "torch.device"
-) -> "torch.nn.Module":
-    """Return a meta module with memory and random weights.
-
-    Parameters of numbered layers lie in the memory of the first layer's.
-    """
-    import torch
-    from torch._subclasses import FakeTensor
-
-    made: dict[tuple[str, torch.Size], torch.Tensor] = {}
-    # Not `to_empty`, which cannot put a fake tensor in a fake tensor's place.
-    for name, on_meta in tuple(module.named_parameters()):
-        owner, _, own_name = name.rpartition(".")
-        place = (_LAYER.sub(".*", name), on_meta.shape)
-        if place not in made:
-            made[place] = torch.empty_like(on_meta, device=device)
-        parameter = torch.nn.Parameter(made[place], requires_grad=False)
-        setattr(module.get_submodule(owner), own_name, parameter)
-    for at, ((name, _), weight) in enumerate(made.items()):
-        if isinstance(weight, FakeTensor):
-            break  # it has no values
-        if weight.dim() == 1 and not name.endswith("bias"):
-            weight.fill_(1.0)
-        else:
-            fill_random(weight, seed=seed + at, std=WEIGHT_STD)
-    return module
-
-
-def fill_random(tensor: "torch.Tensor", *, seed: int, std: float) -> None:
-    """Fill a dense tensor with normal values, cheaply even for gigabytes.
-
-    The values repeat after `PATTERN` elements, which meets no tile's size.
-    """
-    import torch
-
-    flat = tensor.view(-1)
-    count = min(PATTERN, flat.numel())
-    generator = torch.Generator().manual_seed(seed)
-    pattern = (torch.randn(count, generator=generator) * std).to(flat)
-    for start in range(0, flat.numel(), count):
-        part = flat[start : start + count]
-        part.copy_(pattern[: part.numel()])
-
-
-def _hidden(config: Any, tokens: int, seed: int) -> "torch.Tensor":
-    import torch
-
-    generator = torch.Generator().manual_seed(seed + tokens)
-    values = torch.randn(1, tokens, config.hidden_size, generator=generator)
-    return values.to(config.dtype)
-
-
-def _causal_mask(
-    spec: ProgramSpec, tokens: int, dtype: "torch.dtype"
-) -> "torch.Tensor | None":
-    """Return the additive mask that eager attention needs; sdpa makes its own."""
-    import torch
-
-    if spec.attention != "eager":
-        return None
-    lowest = torch.finfo(dtype).min
-    full = torch.full((tokens, tokens), lowest, dtype=dtype)
-    return torch.triu(full, diagonal=1)[None, None]

@@ -5,11 +5,15 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flytune.caches.calls import Arguments
 from flytune.caches.compat import precompiles_inference_mode
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import Piece
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ def run_rounds(
     variants: bool = True,
     mode: str | None = None,
     steady: int = 0,
+    between: bool = False,
 ) -> list[Call]:
     """Call a piece at every size, in the orders that serving may meet.
 
@@ -47,12 +52,13 @@ def run_rounds(
             mode.
         mode: Of torch.compile; None compiles as the policy alone says.
         steady: More calls of each size, to see how long one takes from then on.
+        between: Whether sizes between those of the policy are called too.
     """
     import torch
 
     given: dict[str, Any] = {} if mode is None else {"mode": mode}
 
-    largest_first = sorted(policy.tokens, reverse=True)
+    largest_first = piece.counts(policy, between=between)
     shuffled = list(largest_first)
     random.Random(seed).shuffle(shuffled)
     start = time.perf_counter()
@@ -100,12 +106,8 @@ def _variants(policy: ServingPolicy) -> Iterator[tuple[Callable[[], Any], bool]]
 def _call(
     piece: Piece, compiled: Callable[..., Any], tokens: int, round_: str, seed: int
 ) -> Call:
-    import torch
 
-    # A layer's inputs come from the layer before it, a model's from outside.
-    outside = piece.name == "model"
-    with torch.inference_mode(torch.is_inference_mode_enabled() and not outside):
-        args, kwargs = piece.inputs(tokens, seed)
+    args, kwargs = _inputs(piece, tokens, seed)
     _finish(piece)
     start = time.perf_counter()
     output = compiled(*args, **kwargs)
@@ -113,10 +115,26 @@ def _call(
     seconds = time.perf_counter() - start
     error = None
     if round_ == "first":
+        # As good as new: the first call has written to a cache among them.
+        args, kwargs = _inputs(piece, tokens, seed)
         eager = piece.module(*args, **kwargs)
-        # A whole model returns its logits among other things.
-        error = relative_error(*(getattr(o, "logits", o) for o in (output, eager)))
+        error = relative_error(_result(output), _result(eager))
     return Call(piece.name, tokens, round_, seconds, error)
+
+
+def _inputs(piece: Piece, tokens: int, seed: int) -> Arguments:
+    import torch
+
+    mode = torch.is_inference_mode_enabled() and not piece.outside
+    with torch.inference_mode(mode):
+        return piece.inputs(tokens, seed)
+
+
+def _result(output: Any) -> "torch.Tensor":
+    """Return the tensor that a model or a layer returns, alone or among others."""
+    found = getattr(output, "logits", output)
+    tensor: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return tensor
 
 
 def _replays(

@@ -57,7 +57,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             find; `install`, a bundle and the directory that it is to be served from, as
             for `flytune.caches.install`; `load` and `save` name files of torch's
             mega-cache, to read before the run and to write after it; `mode` of
-            torch.compile and `steady`, as for `run_rounds`.
+            torch.compile, `steady` and `between`, as for `run_rounds`.
 
     Raises:
         FlytuneError: torch is unsupported, or the program cannot be built.
@@ -107,7 +107,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 # Of `run_rounds`.
-_OPTIONS = ("again", "variants", "mode", "steady")
+_OPTIONS = ("again", "variants", "mode", "steady", "between")
 
 
 def _configure(request: dict[str, Any], policy: ServingPolicy) -> None:

@@ -107,6 +107,8 @@ def _run_session(
     request = {
         "program": dict(manifest.program),
         "policy": variant.policy.to_json(),
+        # One graph must serve the sizes too that it was not baked with.
+        "between": variant.policy.dynamic,
         "seed": VERIFY_SEED,
         "without": variant.without,
     }

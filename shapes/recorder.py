@@ -100,23 +100,32 @@ def _is_in(gemm: TracedGemm, layer: str) -> bool:
     return gemm.module == layer or gemm.module.startswith(f"{layer}.")
 
 
+def find_layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
+    """Return the path and the list of a model's layers.
+
+    Raises:
+        ValueError: the model holds its layers in no list of that length.
+    """
+    lists = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    if not lists:
+        raise ValueError(f"no list of {count} layers in {type(model).__name__}")
+    return min(lists, key=lambda pair: pair[0].count("."))
+
+
 def _run_one_of_each(model: nn.Module, layers: int) -> list[tuple[str, int]]:
     """Make all but the first layer of a kind return what the last one run did.
 
     Returns:
         (Name, layers of its kind) of each layer that still runs.
     """
-    lists = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == layers
-    ]
-    if not lists:
-        raise ValueError(f"no list of {layers} layers in {type(model).__name__}")
-    name, found = min(lists, key=lambda pair: pair[0].count("."))
+    name, found = find_layers(model, layers)
     kinds: dict[object, list[int]] = {}
     for at, layer in enumerate(found):
-        kinds.setdefault(_kind(layer), []).append(at)
+        kinds.setdefault(kind_of(layer), []).append(at)
     output: list[Any] = [None]
 
     def keep(_module: nn.Module, _inputs: Any, made: Any) -> None:
@@ -131,7 +140,7 @@ def _run_one_of_each(model: nn.Module, layers: int) -> list[tuple[str, int]]:
     return [(f"{name}.{at}", count) for at, count in first.items()]
 
 
-def _kind(layer: nn.Module) -> object:
+def kind_of(layer: nn.Module) -> object:
     """Return what layers of one kind have in common: their modules and parameters."""
     modules = tuple((name, type(module)) for name, module in layer.named_modules())
     parameters = tuple(

@@ -10,7 +10,6 @@ import click
 
 from flytune.caches.program import Bake
 from flytune.caches.trust import Trust
-from flytune.shapes.derive import Attention
 from flytune.shapes.gemm import Engine
 from flytune.shapes.quant_schemes import Quant
 from flytune.tuner.build_arguments import (
@@ -18,6 +17,13 @@ from flytune.tuner.build_arguments import (
     parse_command,
     parse_ops,
     parse_runner,
+)
+from flytune.tuner.options import Phases
+from flytune.tuner.program_options import (
+    attention_option,
+    bake_option,
+    phase_options,
+    precompiled_option,
 )
 from flytune.tuner.shapes_command import (
     OF_A_MODEL,
@@ -41,6 +47,7 @@ T = TypeVar("T")
 @model_option
 @shapes_option
 @tokens_option
+@phase_options
 @tp_option
 @ep_option
 @engine_option
@@ -59,12 +66,7 @@ T = TypeVar("T")
     help="Of a CPU. unfrozen: graphs are cached, a bmm has a choice, a linear has "
     "none. frozen: linears have a choice, torch lowers their graphs at each start.",
 )
-@click.option(
-    "--attention",
-    type=click.Choice(["eager", "sdpa"]),
-    help="eager: two bmm a layer, which can be tuned; sdpa: one fused kernel.  "
-    "[default: eager on a CPU, sdpa on an accelerator]",
-)
+@attention_option
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -143,14 +145,7 @@ T = TypeVar("T")
     help="Take the times of an older bundle, and the kernels of one that was only "
     "compiled, where they are of the same candidates.",
 )
-@click.option(
-    "--bake",
-    type=click.Choice(["layers", "model"]),
-    default="layers",
-    show_default=True,
-    help="What one graph holds. layers: a decoder layer and the head, each compiled "
-    "alone, one graph for all layers. model: all of the model.",
-)
+@bake_option
 @click.option(
     "--bake-cmd",
     metavar="'COMMAND'",
@@ -159,12 +154,7 @@ T = TypeVar("T")
     "program of our own; it runs once to list, and until it compiles nothing. No shell "
     "reads it. Then --model may be left out.",
 )
-@click.option(
-    "--precompiled",
-    is_flag=True,
-    help="Store Dynamo's entries too: serving traces nothing. torch drops guards that "
-    "it cannot store.",
-)
+@precompiled_option
 @click.option(
     "--bake-passes",
     type=click.IntRange(min=2),
@@ -197,13 +187,14 @@ def build_command(
     model: str | None,
     by_hand: Path | None,
     tokens: tuple[int, ...],
+    phases: Phases,
     tp: int,
     ep: int,
     engine: Engine,
     quant: Quant | None,
     allow_unreached: bool,
     policy: str,
-    attention: Attention | None,
+    attention: str | None,
     device: str,
     target: str | None,
     compile_only: bool,
@@ -243,6 +234,7 @@ def build_command(
         model=model or "",
         by_hand=by_hand,
         tokens=tokens,
+        phases=phases,
         tp=tp,
         ep=ep,
         engine=engine,

@@ -49,7 +49,7 @@ def candidate_of(choice: Any, inputs: Sequence[TensorSpec]) -> Candidate:
     backend = backend_of(choice)
     template, config = _parameters(choice, backend)
     source, packing, key = "", None, ""
-    if backend == CPP:
+    if backend == CPP and hasattr(choice.template, "register_blocking"):  # a GEMM
         packing = _packing(choice)
         config["register_blocking"] = repr(packing.register_blocking)
         config["blocked"] = repr(packing.blocked)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flytune.caches.program import WEIGHT_STD, fill_random
+from flytune.caches.weights import WEIGHT_STD, fill_random
 from flytune.shapes.gemm import FP4, MX_BLOCK
 from flytune.tuner.accuracy import FP8, NoToleranceError, tolerance
 from flytune.tuner.candidate import CandidateList, TensorSpec

@@ -5,11 +5,24 @@ from pathlib import Path
 
 from flytune.caches.program import Bake
 from flytune.caches.trust import HERE, Trust
-from flytune.shapes.derive import Attention
 from flytune.shapes.gemm import Engine
 from flytune.shapes.quant_schemes import Quant
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.workers import Deadlines
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """How the baked program is called; by default one sequence brings all tokens."""
+
+    prefill: tuple[int, ...] = ()
+    """As `ProgramSpec.prefill`."""
+    decode: tuple[int, ...] = ()
+    """As `ProgramSpec.decode`."""
+    context: int = 0
+    """Positions of the static cache that decoding has."""
+    dynamic: bool = False
+    """Whether one graph serves all counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +33,8 @@ class BuildOptions:
     """As `find_model` takes it; nothing where the GEMMs are given `by_hand`, or where a
     command alone is."""
     tokens: tuple[int, ...]
-    attention: Attention | None
-    """None: what the device's serving uses."""
+    attention: str | None
+    """As transformers names it; None: what the device's serving uses."""
     policy: str
     """Of a CPU: "unfrozen" or "frozen"."""
     threads: int
@@ -52,6 +65,8 @@ class BuildOptions:
     """What one graph of the baked program holds."""
     bake_cmd: tuple[str, ...] = ()
     """The words of a command that is baked instead of the model's program."""
+    phases: Phases = Phases()
+    """How that program is called."""
     precompiled: bool = False
     """Whether the bundle holds Dynamo's entries too."""
     device: str = "auto"

@@ -14,16 +14,10 @@ from flytune.caches.compat import require_torch
 from flytune.caches.device_profile import (
     DeviceProfile,
 )
-from flytune.caches.policy import (
-    ServingPolicy,
-    cpu_policy,
-    cuda_policy,
-    rocm_policy,
-)
-from flytune.caches.program import BAKED, ProgramSpec
+from flytune.caches.policy import ServingPolicy
+from flytune.caches.program import ProgramSpec
 from flytune.caches.target import Target
 from flytune.shapes.by_hand import HandList
-from flytune.shapes.derive import Attention
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 from flytune.shapes.model_config import ModelConfig
@@ -32,6 +26,7 @@ from flytune.tuner.isolated import why_unlisted
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan_device import device_for
 from flytune.tuner.plan_gemms import list_gemms, worth_building
+from flytune.tuner.plan_program import policy_of, program_of
 
 GIB = 2**30
 # torch, transformers and what compiling takes, beside the weights.
@@ -77,8 +72,8 @@ def make_plan(options: BuildOptions) -> Plan:
     eager = profile is None and options.engine == "transformers"
     attention = options.attention or ("eager" if eager else "sdpa")
     model, listed = list_gemms(options, attention, profile)
-    policy = _policy(options, model, attention, profile)
-    program = _program(options, profile, model, attention)
+    program, kinds = program_of(options, profile, model, attention)
+    policy = policy_of(options, model, attention, profile, kinds)
     shapes, left_out = worth_building(listed, options)
     target = Target.here(
         threads=options.threads,
@@ -96,32 +91,6 @@ def make_plan(options: BuildOptions) -> Plan:
     return Plan(
         *(model, shapes, program, policy, target, profile, needed, work, out),
         left_out=left_out,
-    )
-
-
-def _program(
-    options: BuildOptions,
-    profile: DeviceProfile | None,
-    model: ModelConfig | HandList,
-    attention: Attention,
-) -> ProgramSpec | CommandSpec | None:
-    """Return what is baked; None where nothing runs.
-
-    Raises:
-        FlytuneError: there is nothing that could be baked, and it was asked for.
-    """
-    if options.bake_cmd:
-        return CommandSpec(options.bake_cmd)
-    reason = _isolated(options, profile, model)
-    if isinstance(model, ModelConfig) and not reason:
-        raw = json.loads(model.raw)
-        return ProgramSpec(raw, attention, model.dtype, bake=options.bake)
-    if options.runs_nothing:
-        return None
-    name = "" if profile is not None else "an accelerator, --target NAME, "
-    raise FlytuneError(
-        f"no program to bake: {reason}",
-        hint=f"compile for {name or 'it '}with --compile-only",
     )
 
 
@@ -150,60 +119,6 @@ def _own_name(
         "versions": [importlib.metadata.version(name) for name in _VERSIONED],
     }
     return f"{model.lower()}-{_digest(identity)}"
-
-
-def _isolated(
-    options: BuildOptions, profile: DeviceProfile | None, model: ModelConfig | HandList
-) -> str:
-    """Return why no program stands for the model's GEMMs; nothing where one does."""
-    if isinstance(model, HandList):
-        return "its GEMMs are given by hand"
-    if options.ep > 1:
-        return f"one of {options.ep} expert-parallel ranks"
-    if model.architecture not in BAKED:
-        return f"the layers of {model.architecture} are not called here yet"
-    if model.quantised:
-        return f"the weights are quantised ({model.quantised})"
-    if options.tp > 1:
-        return f"one of {options.tp} ranks"
-    if options.engine != "transformers":
-        return f"{options.engine}'s own"
-    if options.quant not in (None, "bf16"):
-        return f"the linears of {options.quant}"
-    if profile is not None and profile.vendor == "amd" and options.runs_nothing:
-        return f"one for {profile.product}, which is not here"
-    return ""
-
-
-def _policy(
-    options: BuildOptions,
-    model: ModelConfig | HandList,
-    attention: Attention,
-    profile: DeviceProfile | None,
-) -> ServingPolicy:
-    common: dict[str, Any] = {
-        "tokens": options.tokens,
-        "threads": options.threads,
-        "attention": attention,
-    }
-    if profile is not None and options.backends is not None:
-        common["backends"] = options.backends
-    if profile is not None and profile.vendor == "amd":
-        policy = rocm_policy(arch=profile.arch, **common)
-    elif profile is not None:
-        policy = cuda_policy(**common)
-    else:
-        layers = 1
-        if isinstance(model, ModelConfig) and options.bake == "layers":
-            layers = model.num_hidden_layers
-        policy = cpu_policy(
-            options.policy,
-            **common,
-            layers=layers,
-        )
-    if options.bake_cmd:
-        return policy.for_command()
-    return policy.with_precompiled() if options.precompiled else policy
 
 
 def needed_bytes(

@@ -3,6 +3,7 @@
 import json
 
 from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.program import lowered_counts
 from flytune.shapes.by_hand import HandList, read_by_hand
 from flytune.shapes.derive import Attention
 from flytune.shapes.errors import FlytuneError
@@ -16,7 +17,7 @@ from flytune.tuner.options import BuildOptions
 
 
 def list_gemms(
-    options: BuildOptions, attention: Attention, profile: DeviceProfile | None
+    options: BuildOptions, attention: str, profile: DeviceProfile | None
 ) -> tuple[ModelConfig | HandList, tuple[GemmShape, ...]]:
     """Return what a build was asked for, and its GEMMs.
 
@@ -40,16 +41,41 @@ def list_gemms(
         _check_of_one(listed)
         return listed, listed.shapes
     model = find_model(options.model)
-    return model, plan_shapes(
-        model,
-        tp=options.tp,
-        ep=options.ep,
-        engine=options.engine,
-        tokens=options.tokens,
-        attention=attention,
-        quant=options.quant,
-        platform=platform,
+    return model, _of_phases(options, model, attention, platform)
+
+
+def _of_phases(
+    options: BuildOptions, model: ModelConfig, attention: str, platform: Platform
+) -> tuple[GemmShape, ...]:
+    """Return the GEMMs of each phase of the program, the same ones once.
+
+    In decoding attention's products have a side of one, and no list: they are no GEMM
+    of a plan.
+    """
+    phases = options.phases
+    bmm: Attention = "eager" if attention == "eager" else "sdpa"
+    prefill = phases.prefill or (() if phases.decode else options.tokens)
+    calls: tuple[tuple[tuple[int, ...], Attention], ...] = (
+        (prefill, bmm),
+        (phases.decode, "sdpa"),
     )
+    found: dict[GemmShape, None] = {}
+    for tokens, how in calls:
+        counts = lowered_counts(tokens, dynamic=True) if phases.dynamic else tokens
+        if counts:
+            found |= dict.fromkeys(
+                plan_shapes(
+                    model,
+                    tp=options.tp,
+                    ep=options.ep,
+                    engine=options.engine,
+                    tokens=counts,
+                    attention=how,
+                    quant=options.quant,
+                    platform=platform,
+                )
+            )
+    return tuple(found)
 
 
 def _check_of_one(listed: HandList) -> None:

@@ -29,7 +29,7 @@ from flytune.caches.inductor import (
 )
 from flytune.caches.ledger_hooks import SELECT
 from flytune.caches.policy import ServingPolicy, uses_flydsl
-from flytune.caches.program import Piece, ProgramSpec, build_program
+from flytune.caches.program import Piece, ProgramSpec, build_program, lowered_counts
 from flytune.caches.stand_in import fake_tensors, stand_in, take_build
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import ATEN, FLYDSL, CandidateList, Enumeration
@@ -112,7 +112,8 @@ class Probe:
         import torch
 
         for piece in pieces:
-            for tokens in sorted(policy.tokens, reverse=True):
+            counts = piece.counts(policy)
+            for tokens in lowered_counts(counts, dynamic=policy.dynamic):
                 self.piece, self.tokens = piece.name, tokens
                 args, kwargs = piece.inputs(tokens, seed)
                 torch._dynamo.reset()
