@@ -98,9 +98,8 @@ class ServingPolicy:
         Dynamo tells layers apart that are of several kinds, and all that write to a
         cache: each has its own number there.
         """
-        return replace(
-            self, dynamo={**self.dynamo, **_limits(2 * len(self.tokens) * layers)}
-        )
+        limits = _limits(2 * len(self.tokens) * layers)
+        return replace(self, dynamo={**self.dynamo, **limits})
 
     def without_flydsl(self) -> "ServingPolicy | None":
         """Return this policy for a host that lacks FlyDSL; None where it asks for none.

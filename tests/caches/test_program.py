@@ -10,16 +10,10 @@ import pytest
 import torch
 from builds import LLAMA, QWEN2
 
-from flytune.caches.program import (
-    PATTERN,
-    Piece,
-    ProgramSpec,
-    build_program,
-    fill_random,
-    model_path,
-)
+from flytune.caches.program import Piece, ProgramSpec, build_program, model_path
 from flytune.caches.rounds import relative_error
 from flytune.caches.session import TOLERANCE
+from flytune.caches.weights import PATTERN, fill_random
 from flytune.shapes.errors import FlytuneError
 
 
