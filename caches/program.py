@@ -170,7 +170,7 @@ def count_kinds(spec: ProgramSpec) -> int:
             "compiles its mask by itself",
             hint="--bake layers, or the command that serves by --bake-cmd",
         )
-    model, config = _meta_model(spec)
+    model, config = meta_model(spec)
     if spec.decode:
         decoding.check(config, spec.context)
     return 1 if spec.bake == "model" else len(Calls(model, config).kinds)
@@ -179,7 +179,7 @@ def count_kinds(spec: ProgramSpec) -> int:
 def _parts(spec: ProgramSpec, seed: int, on: "torch.device") -> Iterator[Piece]:
     """Yield one decoder layer of each kind, then the head."""
     with real_tensors():
-        model, config = _meta_model(spec)
+        model, config = meta_model(spec)
         calls = Calls(model, config)
     for kind in calls.kinds:
         layer = materialise(calls.take_layer(kind.first), model, seed=seed, device=on)
@@ -214,7 +214,7 @@ def _whole(spec: ProgramSpec, seed: int, on: "torch.device") -> Iterator[Piece]:
     import torch
 
     with real_tensors():
-        model, config = _meta_model(spec)
+        model, config = meta_model(spec)
     materialise(model, model, seed=seed, device=on)
     model.tie_weights()
 
@@ -242,7 +242,7 @@ def _phases(
         yield Piece(_DECODE + name, module, decode, spec.decode, outside)
 
 
-def _meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
+def meta_model(spec: ProgramSpec) -> tuple[Any, Any]:
     """Return (model on the meta device, its config).
 
     Raises:

@@ -137,7 +137,8 @@ def needed_bytes(
     weights: dict[str, int] = {}
     for shape in shapes:
         if shape.op != "bmm":
-            weights[shape.module] = shape.n * shape.k * _BYTES.get(shape.b_dtype, 4)
+            elements = shape.n * shape.k * max(1, shape.groups)
+            weights[shape.module] = elements * _BYTES.get(shape.b_dtype, 4)
     layer = sum(size for module, size in weights.items() if "layers." in module)
     head = sum(weights.values()) - layer
     # The embedding is of the head's size.
@@ -149,8 +150,18 @@ def needed_bytes(
     if policy.frozen:
         each = program.depth * layer + head if program.bake == "model" else piece
         packed = each * (1 + len(policy.tokens))
-    bake = piece + packed + _logits_bytes(shapes)
+    bake = piece + packed + _logits_bytes(shapes) + _cache_bytes(program)
     return int(_PROCESS_BYTES + max(bake, largest * _TIMED_COPIES))
+
+
+def _cache_bytes(program: ProgramSpec) -> int:
+    """Keys and values of decoding's static caches, one for each size."""
+    config = program.config
+    heads = int(config.get("num_attention_heads") or 1)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = config.get("head_dim") or int(config.get("hidden_size", 0)) // heads
+    positions = sum(program.decode) * program.context * program.depth
+    return 2 * positions * kv_heads * int(head_dim) * _BYTES.get(program.dtype, 4)
 
 
 def _logits_bytes(shapes: tuple[GemmShape, ...]) -> int:

@@ -10,10 +10,16 @@ import pytest
 import torch
 from builds import LLAMA, QWEN2
 
-from flytune.caches.program import Piece, ProgramSpec, build_program, model_path
+from flytune.caches.policy import cpu_policy
+from flytune.caches.program import (
+    Piece,
+    ProgramSpec,
+    build_program,
+    lowered_counts,
+    model_path,
+)
 from flytune.caches.rounds import relative_error
 from flytune.caches.session import TOLERANCE
-from flytune.caches.weights import PATTERN, fill_random
 from flytune.shapes.errors import FlytuneError
 
 
@@ -97,13 +103,6 @@ def test_the_seed_decides_the_weights() -> None:
     assert first.self_attn.q_proj.bias.std() > 0
 
 
-def test_random_values_repeat_after_a_prime() -> None:
-    tensor = torch.empty(PATTERN + 10)
-    fill_random(tensor, seed=1, std=0.5)
-    assert torch.equal(tensor[:10], tensor[PATTERN:])
-    assert abs(float(tensor.std()) - 0.5) < 0.01
-
-
 @pytest.mark.parametrize(
     ("piece", "module", "path"),
     [
@@ -114,6 +113,10 @@ def test_random_values_repeat_after_a_prime() -> None:
         ("model", "model.layers.31.mlp.up_proj", "model.layers.*.mlp.up_proj"),
         ("model", "model.layers.0", "model.layers.*"),
         ("model", "model.norm", "model.norm"),
+        ("layer 5", "mlp.up_proj", "model.layers.*.mlp.up_proj"),
+        ("decode layer", "mlp.up_proj", "model.layers.*.mlp.up_proj"),
+        ("decode head", "1", "lm_head"),
+        ("decode model", "transformer.h.3.mlp", "transformer.h.*.mlp"),
     ],
 )
 def test_paths_in_the_model(piece: str, module: str, path: str) -> None:
@@ -121,8 +124,40 @@ def test_paths_in_the_model(piece: str, module: str, path: str) -> None:
 
 
 def test_the_spec_survives_json() -> None:
-    whole = replace(spec(LLAMA), bake="model")
+    phases = {"prefill": (4, 8), "decode": (1,), "context": 32}
+    whole = replace(spec(LLAMA), bake="model", **phases)
     assert ProgramSpec.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+
+
+def test_a_spec_of_an_earlier_version_has_no_phases() -> None:
+    row = spec(LLAMA).to_json()
+    for name in ("prefill", "decode", "context"):
+        del row[name]
+    assert ProgramSpec.from_json(row) == spec(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dynamic", "lowered"),
+    [
+        ((1, 8, 4), False, (8, 4, 1)),
+        ((1, 8, 4), True, (8, 1)),
+        ((2, 8), True, (8,)),
+        ((1,), True, (1,)),
+        ((), True, ()),
+    ],
+)
+def test_a_dynamic_graph_is_lowered_once(
+    tokens: tuple[int, ...], dynamic: bool, lowered: tuple[int, ...]
+) -> None:
+    assert lowered_counts(tokens, dynamic=dynamic) == lowered
+
+
+def test_the_counts_of_a_piece() -> None:
+    policy = cpu_policy("unfrozen", tokens=(1, 9), threads=1, attention="sdpa")
+    piece = Piece("head", torch.nn.Identity(), lambda *_: ((), {}))
+    assert piece.counts(policy) == (9, 1)
+    assert piece.counts(policy, between=True) == (9, 5, 1)
+    assert replace(piece, tokens=(2, 4)).counts(policy) == (4, 2)
 
 
 @pytest.mark.parametrize(
