@@ -117,6 +117,11 @@ def policy_of(
         return policy.for_command()
     if kinds > 1 or options.phases.decode:
         policy = policy.with_layers_apart(layers)
+    if options.phases.dynamic and policy.frozen:
+        raise FlytuneError(
+            "a frozen graph is of one size",
+            hint="leave out --dynamic, or build under the unfrozen policy",
+        )
     if options.phases.dynamic:
         policy = policy.with_dynamic()
     return policy.with_precompiled() if options.precompiled else policy

@@ -151,3 +151,20 @@ def test_frozen_graphs_cannot_be_precompiled() -> None:
     with pytest.raises(FlytuneError, match="nothing can be precompiled") as caught:
         policy.with_precompiled()
     assert "--precompiled" in (caught.value.hint or "")
+
+
+def test_one_graph_for_all_sizes() -> None:
+    policy = cpu_policy("unfrozen", tokens=(1, 8), threads=2, attention="sdpa")
+    dynamic = policy.with_dynamic()
+    assert (policy.dynamic, dynamic.dynamic) == (False, True)
+    assert dynamic.dynamo["assume_static_by_default"] is False
+    assert ServingPolicy.from_json(dynamic.to_json()) == dynamic
+
+
+def test_each_layer_has_room_in_dynamo() -> None:
+    policy = cuda_policy(tokens=(1, 8), threads=2, attention="sdpa")
+    apart = policy.with_layers_apart(32)
+    assert apart.dynamo["recompile_limit"] == 128
+    assert apart.dynamo["accumulated_recompile_limit"] == 256
+    assert apart.with_precompiled().dynamo["recompile_limit"] == 128
+    assert policy.with_layers_apart(1).dynamo == policy.dynamo

@@ -117,6 +117,45 @@ def test_a_mode_and_steady_calls_are_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert {call.rel_error for call in steady} == {None}
 
 
+def test_a_piece_is_called_at_its_own_sizes_and_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    module = torch.nn.Linear(4, 4).requires_grad_(False)
+
+    def inputs(tokens: int, _: int) -> Any:
+        return (torch.ones(tokens, 4),), {}
+
+    piece = Piece("piece", module, inputs, tokens=(2, 9))
+    policy = cpu_policy("unfrozen", tokens=(1, 64), threads=1, attention="eager")
+    how = {"again": False, "variants": False}
+    calls = run_rounds(piece, policy, 1, **how)
+    assert [call.tokens for call in calls if call.round == "first"] == [9, 2]
+    calls = run_rounds(piece, policy, 1, **how, between=True)
+    assert [call.tokens for call in calls if call.round == "first"] == [9, 5, 2]
+
+
+def test_eager_finds_its_inputs_as_the_first_call_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    class Counter(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str]:
+            x.add_(1)
+            return super().forward(x), "the first is compared"
+
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    kept = torch.zeros(1, 4)
+    module = Counter(4, 4).requires_grad_(False)
+    piece = Piece("piece", module, lambda *_: ((kept.zero_(),), {}))
+    policy = cpu_policy("unfrozen", tokens=(1,), threads=1, attention="eager")
+    (first, *_) = run_rounds(piece, policy, 1, again=False, variants=False)
+    assert first.rel_error == 0
+
+
 def test_first_calls_are_compared_with_eager(result: dict[str, Any]) -> None:
     errors = {round_: [] for _, _, round_, _, _ in result["calls"]}
     for _, _, round_, seconds, error in result["calls"]:
