@@ -64,7 +64,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """
     for name in request.get("without", ()):
         sys.modules[name] = None  # type: ignore[assignment]
-    install_s = _install(request.get("install"))
+    install_s = install_seconds(request.get("install"))
     require_torch()
     policy = ServingPolicy.from_json(request["policy"])
     spec = ProgramSpec.from_json(request["program"])
@@ -80,7 +80,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("precompile"):
         precompiler.arm()
     config = inductor.portable_config()
-    load_s = install_s + _load_artifacts(request.get("load"))
+    load_s = install_s + load_artifacts(request.get("load"))
     options = {name: request[name] for name in _OPTIONS if name in request}
     calls: list[Call] = []
     compile_s: Counter[str] = Counter()
@@ -92,7 +92,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
                 precompiler.store()
             del piece
             inductor.forget_graphs()
-    saved = _save_artifacts(request.get("save"))
+    saved = save_artifacts(request.get("save"))
     return {
         "calls": [[c.piece, c.tokens, c.round, c.seconds, c.rel_error] for c in calls],
         "ledger": ledger.to_json(),
@@ -122,7 +122,7 @@ def _configure(request: dict[str, Any], policy: ServingPolicy) -> None:
         inductor.keep_descents()
 
 
-def _install(served: list[str] | None) -> float:
+def install_seconds(served: list[str] | None) -> float:
     """Serve from an installed bundle; return the seconds that it took.
 
     Raises:
@@ -137,7 +137,7 @@ def _install(served: list[str] | None) -> float:
     return time.perf_counter() - start
 
 
-def _load_artifacts(path: str | None) -> float:
+def load_artifacts(path: str | None) -> float:
     """Give torch a mega-cache; return the seconds that it took."""
     import torch
 
@@ -148,7 +148,7 @@ def _load_artifacts(path: str | None) -> float:
     return time.perf_counter() - start
 
 
-def _save_artifacts(path: str | None) -> int:
+def save_artifacts(path: str | None) -> int:
     """Write torch's mega-cache to `path`; return its bytes, 0 when torch has none."""
     import torch
 
