@@ -164,7 +164,7 @@ class _How:
         row = {"vehicle": vehicle, **row_of(result)}
         if vehicle in (PLAIN, COLD):
             # Other processes compiled too, which no ledger of this one sees.
-            row["compiled"] = max(row["compiled"], _kernels(place))
+            row["compiled"] = max(row["compiled"], kernels_in(place))
         return row
 
     def _request(
@@ -219,7 +219,7 @@ def _build(
     }
 
 
-def _kernels(place: Path) -> int:
+def kernels_in(place: Path) -> int:
     """Return how many compiled kernels lie in a place."""
     return sum(path.suffix in _KERNELS for path in place.rglob("*"))
 

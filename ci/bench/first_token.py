@@ -18,9 +18,10 @@ from typing import Any
 
 import click
 from builds import build_bundle, shortened
+from first_call import kernels_in
 from pieces import Bench, Pieces, bench_options
 from processes import fresh
-from results import write_result
+from results import RESULTS, write_result
 
 from flytune.caches import Bundle
 from flytune.caches.child import clean_environment
@@ -41,8 +42,14 @@ Row = dict[str, Any]
 @click.option("--layers", type=click.IntRange(min=1), help="[default: the model's]")
 @click.option("--prompt", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="Of each; cold has one.")
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
 def main(
-    model: str, layers: int | None, prompt: int, rounds: int, **where: Any
+    model: str,
+    layers: int | None,
+    prompt: int,
+    rounds: int,
+    results: Path,
+    **where: Any,
 ) -> None:
     """Measure in pieces, print the seconds with ratios, and write the result file."""
     bench = Bench("first_token", **where)
@@ -56,7 +63,8 @@ def main(
     figures = {**what, **{how: figures_of(some) for how, some in by_how.items()}}
     for how in HOWS:
         _print(how, figures[how])
-    print(f"wrote {write_result('first_token', bench.slug, figures, rows)}")
+    path = write_result("first_token", bench.slug, figures, rows, results)
+    print(f"wrote {path}")
 
 
 class _How:
@@ -69,7 +77,7 @@ class _How:
         self._installed = bench.work / f"{how}-installed"
 
     def measure(self, model: str, rounds: int) -> list[Row]:
-        """Return a row a process: the cold one, a host's first, then hits in turn."""
+        """Return a row a process: cold, a host's first, and then hits in turn."""
         folder = self._bench.work / f"{self._how}-built"
         arguments = ("--device", self._bench.device, "--bake", self._how)
         build = functools.partial(
@@ -97,7 +105,7 @@ class _How:
         return {"how": self._how, "vehicle": vehicle, "round": round_, **row}
 
     def _run(self, bundle: Bundle, vehicle: str) -> Row:
-        """Serve one first token in a fresh process, its caches in an empty directory."""
+        """Serve a first token in a fresh process, its caches in an empty directory."""
         place = self._bench.work / "place"
         shutil.rmtree(place, ignore_errors=True)
         policy = ServingPolicy.from_json(bundle.manifest.policy)
@@ -119,14 +127,19 @@ class _How:
             request["load"] = str(self._mega)
         elif vehicle == EAGER:
             env[_DISABLE] = "1"
-        return row_of(fresh("serve_token", request, env, what=f"the {vehicle} run"))
+        row = row_of(fresh("serve_token", request, env, what=f"the {vehicle} run"))
+        if vehicle == COLD:
+            # Other processes compiled too, which no ledger of this one sees.
+            row["compiled"] = max(row["compiled"], kernels_in(place))
+        return row
 
 
 def _build(
     model: str, tokens: str, folder: Path, device: str, arguments: tuple[str, ...]
 ) -> Row:
     policy = "unfrozen" if device == "cpu" else None
-    out, work = folder / "bundle", folder / "work"
+    # Not within: a build that was stopped goes on from there.
+    out, work = folder / "bundle", folder.with_name(f"{folder.name}-work")
     bundle = build_bundle(model, tokens, policy, out, work=work, more=arguments)
     manifest = bundle.manifest
     verified = bool(manifest.verify and manifest.verify["ok"])

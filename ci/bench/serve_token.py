@@ -74,13 +74,11 @@ def compiled(model: Any, bake: str) -> tuple[Callable[..., Any], Callable[[], No
 
     if bake == "model":
         return torch.compile(model, dynamic=False), lambda: None
-    base, layers, norm, head = (
-        *(model.model, list(model.model.layers), model.model.norm, model.lm_head),
-    )
+    base, layers = model.model, model.model.layers
+    norm, head = base.norm, model.lm_head
 
     def undo() -> None:
-        base.layers = torch.nn.ModuleList(layers)
-        base.norm, model.lm_head = norm, head
+        base.layers, base.norm, model.lm_head = layers, norm, head
 
     base.layers = torch.nn.ModuleList(torch.compile(x, dynamic=False) for x in layers)
     base.norm = torch.nn.Identity()
