@@ -24,7 +24,8 @@ class Code(StrEnum):
     TOO_LATE = "FT106"
     UNWATCHABLE = "FT107"
     WITHOUT_FLYDSL = "FT108"
-    RANKS = "FT109"
+    ENGINE_MISS = "FT109"
+    RANKS = "FT110"
 
     UNREADABLE = "FT201"
     MANIFEST = "FT202"
@@ -136,6 +137,10 @@ EXPLAINED: Mapping[Code, Explained] = {
     Code.RANKS: Explained(
         "the launch has another number of ranks than the bundle was baked with",
         "launch as many, or build with the command that is launched",
+    ),
+    Code.ENGINE_MISS: Explained(
+        "the engine asks for what the bundle does not hold, and compiles it",
+        "start it as the bundle was baked, or bake one for how it is started",
     ),
     Code.UNREADABLE: Explained(
         "there is no bundle, or it cannot be read", "check its path and its mode"

@@ -62,7 +62,7 @@ def require_torch() -> str:
 
 
 def private(module: str, path: str) -> tuple[Any, str, Any]:
-    """Return (owner, name, value) of one private attribute of torch or FlyDSL.
+    """Return (owner, name, value) of a private attribute of torch, FlyDSL or vLLM.
 
     Raises:
         FlytuneError: this release has no such module or attribute.
@@ -74,10 +74,13 @@ def private(module: str, path: str) -> tuple[Any, str, Any]:
             owner = getattr(owner, parent)
         return owner, name, getattr(owner, name)
     except (ImportError, AttributeError) as error:
+        whose, version = "torch", torch_version()
+        if module.startswith("vllm."):
+            whose, version = "vLLM", str(importlib.import_module("vllm").__version__)
         raise FlytuneError(
-            f"torch {torch_version()} changed a private interface that flytune "
+            f"{whose} {version} changed a private interface that flytune "
             f"uses: `{module}.{path}`",
-            hint="use a torch release that this flytune was made for, or report this",
+            hint=f"use a {whose} that this flytune was made for, or report this",
         ) from error
 
 

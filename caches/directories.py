@@ -1,4 +1,4 @@
-"""Where Inductor, Triton and FlyDSL keep what they compile, and the variables for it.
+"""Where Inductor, Triton, FlyDSL and vLLM keep what they compile, and the variables.
 
 Standard library alone: a serving host's processes read it before torch.
 """
@@ -9,6 +9,8 @@ TRITON_DIR = "triton"
 """Where Inductor puts Triton's kernels, below its own directory."""
 FLYDSL_DIR = "flydsl_compile_cache"
 """The same of FlyDSL's."""
+VLLM_DIR = "vllm"
+"""The same of vLLM, which makes a directory of Inductor's for each of its own keys."""
 
 RUN_ONLY = "FLYDSL_RUNTIME_RUN_ONLY"
 """A variable: set to 1, FlyDSL raises an error where it would compile."""
@@ -32,4 +34,5 @@ def variables(cache_dir: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(root),
         "TRITON_CACHE_DIR": str(root / TRITON_DIR / "0"),
         "FLYDSL_RUNTIME_CACHE_DIR": str(root / FLYDSL_DIR),
+        "VLLM_CACHE_ROOT": str(root / VLLM_DIR),
     }

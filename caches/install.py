@@ -4,13 +4,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flytune.caches.codes import Code
 from flytune.caches.home import status_directory
 from flytune.caches.hook import flytune_hook, flytune_start
-from flytune.caches.hook.flytune_status import STATUS_VARIABLE, Status
+from flytune.caches.hook.flytune_status import SERVING, STATUS_VARIABLE, Status
 from flytune.caches.prepare import Change, Installed, InstallStatus, prepare
 from flytune.caches.trust import HERE, Trust
 from flytune.shapes.errors import FlytuneError
@@ -60,6 +61,32 @@ def install(
         if installed.directory is not None:
             _arm(installed, children=children)
         return installed
+
+    return _guarded(bundle, armed, strict=strict)
+
+
+def install_imported(bundle: Path | str, *, strict: bool = False) -> Installed:
+    """As `install`, in a process that has torch already and has compiled nothing yet.
+
+    Its own OpenMP threads are what they are; its children get the policy's.
+
+    Raises:
+        FlytuneError: strict, and as `install`, or torch's build is another one.
+    """
+
+    def armed() -> Installed:
+        installed = prepare(bundle, strict=strict)
+        if installed.directory is None:
+            return installed
+        status = _arm(installed, children=False)
+        if status.state in SERVING:
+            return installed
+        code = Code(status.code)
+        if strict:
+            raise FlytuneError(f"bundle is not used: {status.reason}", code=code)
+        state = InstallStatus(status.state)
+        why = {"code": code, "reason": status.reason}
+        return replace(installed, status=state, directory=None, **why)
 
     return _guarded(bundle, armed, strict=strict)
 
@@ -117,7 +144,7 @@ def _guarded(
     return installed
 
 
-def _arm(installed: Installed, *, children: bool) -> None:
+def _arm(installed: Installed, *, children: bool) -> Status:
     if (earlier := flytune_hook.armed()) is not None:
         earlier.disable(None)
     changes = _with_previous(installed, os.environ)
@@ -128,6 +155,7 @@ def _arm(installed: Installed, *, children: bool) -> None:
     _apply(changes, os.environ)
     status.write()
     flytune_hook.arm(directory, _pairs(changes), status)
+    return status
 
 
 def status_of(installed: Installed) -> Status:

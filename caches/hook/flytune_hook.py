@@ -143,7 +143,7 @@ class Hook(flytune_imports.AfterImport):
             # Alike on every rank: one that compiles would keep the others waiting.
             if ranks is not None and launched not in (None, str(ranks)):
                 text = f"ranks: built for {ranks}, here {launched}"
-                yield Reason(flytune_status.MISS, "FT109", text)
+                yield Reason(flytune_status.MISS, "FT110", text)
             live = flytune_torch.environment_parts(module, activation["kind"])
             # What is not to be mended may never be imported: it is not waited for.
             self._waiting -= flytune_torch.MENDED - mends.keys()

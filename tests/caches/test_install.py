@@ -40,6 +40,7 @@ def test_environment_of_the_process(tmp_path: Path, home: Path) -> None:
     assert live["TORCHINDUCTOR_CACHE_DIR"] == str(inductor)
     assert live["TRITON_CACHE_DIR"] == str(inductor / "triton" / "0")
     assert live["FLYDSL_RUNTIME_CACHE_DIR"] == str(inductor / "flydsl_compile_cache")
+    assert live["VLLM_CACHE_ROOT"] == str(inductor / "vllm")
     assert live["OMP_NUM_THREADS"] == "1"
     assert tree(directory / "inductor") == {
         name.removeprefix("inductor/"): text for name, text in CACHES.items()

@@ -55,7 +55,7 @@ def test_each_rank_finds_its_part_and_another_launch_does_without(
     assert "rank 1 of 2, process" in done.stdout
     done = flytune(home, "exec", bundle, "--", *launched(program, 3))
     assert done.returncode == 0, done.stderr
-    said = "flytune: bundle not used: ranks: built for 2, here 3 (FT109)\n"
+    said = "flytune: bundle not used: ranks: built for 2, here 3 (FT110)\n"
     assert done.stderr.count(said) == 3
 
 

@@ -1,0 +1,146 @@
+"""Run an engine of vLLM's once, as `vllm serve` would, with weights that are dummies.
+
+`python -m flytune.caches.vllm_session ARGUMENTS`, as `vllm serve` takes them. Prompts
+are run until each size that is compiled ahead was served, in prefill and in decode.
+With FLYTUNE_VLLM_REPORT naming a file, what it took goes there, as one JSON line.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.child import die_with_parent
+from flytune.caches.compat import private
+from flytune.caches.vllm_plugin import COUNTS_VARIABLE
+
+REPORT_VARIABLE = "FLYTUNE_VLLM_REPORT"
+"""Names the file."""
+_SEED = 10_000
+# One token comes of the prefill, and one of a decode.
+_NEW_TOKENS = 2
+_ONE_EACH = ("rank", "mode")
+
+
+def main() -> None:
+    """Run the engine of this command's arguments and end."""
+    die_with_parent()
+    report = os.environ.get(REPORT_VARIABLE)
+    if not report:
+        _run(sys.argv[1:])
+        return
+    with tempfile.TemporaryDirectory(prefix="flytune-vllm-") as folder:
+        os.environ[COUNTS_VARIABLE] = folder
+        row = _run(sys.argv[1:])
+        workers = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    workers.sort(key=lambda worker: int(worker["rank"]))
+    total: Counter[str] = Counter()
+    for worker in workers:
+        total.update({k: v for k, v in worker.items() if k not in _ONE_EACH})
+    line = json.dumps({**row, **total, "workers": workers}) + "\n"
+    part = Path(report).with_suffix(".part")
+    part.write_text(line)
+    part.replace(report)
+
+
+def engine_arguments(words: Sequence[str]) -> Any:
+    """Return vLLM's own engine arguments for those of `vllm serve`.
+
+    The weights are dummies and no tokenizer is looked for: neither is in any key.
+
+    Raises:
+        FlytuneError: this vLLM has another command line.
+        SystemExit: vLLM refuses the arguments; it says why.
+    """
+    make = private("vllm.entrypoints.launchers.cli_args", "make_arg_parser")[2]
+    parser = private("vllm.utils.argparse_utils", "FlexibleArgumentParser")[2]
+    engine = private("vllm.engine.arg_utils", "AsyncEngineArgs")[2]
+    args = make(parser(prog="vllm serve")).parse_args(list(words))
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    args.load_format = "dummy"
+    args.skip_tokenizer_init = True
+    return engine.from_cli_args(args)
+
+
+def _run(words: Sequence[str]) -> dict[str, Any]:
+    """Start the engine, serve every size, end it; return seconds and sizes."""
+    start = time.perf_counter()
+    arguments = engine_arguments(words)
+    engine_of = private("vllm.v1.engine.llm_engine", "LLMEngine.from_engine_args")[2]
+    usage = private("vllm.usage.usage_lib", "UsageContext")[2]
+    imported = time.perf_counter()
+    # Defaults are other ones for other uses, and in the key. The model runs in a
+    # process of its own, as it does in serving.
+    engine = engine_of(
+        *(arguments, usage.OPENAI_API_SERVER), enable_multiprocessing=True
+    )
+    started = time.perf_counter()
+    try:
+        sizes = served_sizes(engine.vllm_config)
+        for size in sizes:
+            _serve(engine, size)
+    finally:
+        engine.engine_core.shutdown()
+    return {
+        "import_s": round(imported - start, 2),
+        "engine_s": round(started - imported, 2),
+        "serve_s": round(time.perf_counter() - started, 2),
+        "sizes": sizes,
+    }
+
+
+def served_sizes(config: Any) -> list[int]:
+    """Return the token counts to serve: those compiled or captured, and the largest.
+
+    Args:
+        config: a `VllmConfig`.
+    """
+    compilation = config.compilation_config
+    fixed = {
+        *(compilation.compile_sizes or ()),
+        *(compilation.cudagraph_capture_sizes or ()),
+    }
+    largest = config.scheduler_config.max_num_batched_tokens
+    sizes = {size for size in fixed if isinstance(size, int)} | {largest}
+    return sorted(size for size in sizes if 0 < size <= largest)
+
+
+def _serve(engine: Any, size: int) -> None:
+    """Run prompts of so many tokens together, and as many decodes as there is room."""
+    sampling = private("vllm.sampling_params", "SamplingParams")[2]
+    params = sampling(max_tokens=_NEW_TOKENS, ignore_eos=True, detokenize=False)
+    config = engine.vllm_config
+    vocabulary = config.model_config.get_vocab_size()
+    # Others for each size: a prompt that was seen is not run again.
+    chosen = random.Random(_SEED + size)
+    for number, length in enumerate(prompt_lengths(config, size)):
+        tokens = [chosen.randrange(vocabulary) for _ in range(length)]
+        prompt = {"prompt_token_ids": tokens}
+        engine.add_request(f"{size}-{number}", prompt, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def prompt_lengths(config: Any, size: int) -> Iterator[int]:
+    """Yield the lengths of as many prompts as can run together, `size` tokens in all.
+
+    Args:
+        config: a `VllmConfig`.
+    """
+    room = config.model_config.max_model_len - _NEW_TOKENS
+    count = min(size, config.scheduler_config.max_num_seqs)
+    for left in range(count, 0, -1):
+        length = min(-(-size // left), max(room, 1))
+        yield length
+        size -= length
+
+
+if __name__ == "__main__":
+    main()

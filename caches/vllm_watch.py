@@ -1,0 +1,210 @@
+"""What an engine of vLLM's compiles although it has a bundle: said, or refused.
+
+One line a process that runs a model, when its engine has started; one more where
+something is compiled later.
+"""
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flytune.caches.archive import BundleError
+from flytune.caches.bundle import Bundle
+from flytune.caches.codes import Code
+from flytune.caches.compat import Wrapper, private, wrap
+from flytune.caches.hook.flytune_hook import say
+from flytune.caches.hook.flytune_imports import AfterImport
+from flytune.caches.ledger import Kind
+from flytune.caches.vllm_plugin import COUNTS_VARIABLE
+from flytune.shapes.errors import FlytuneError
+
+_WORK = {
+    Kind.LOWERED: "graphs lowered",
+    Kind.CPP_COMPILED: "C++ kernels compiled",
+    Kind.TRITON_COMPILED: "Triton kernels compiled",
+}
+_DECORATORS = "vllm.compilation.decorators"
+_LOAD = "_try_load_aot_compiled_fn"
+_WORKER = "vllm.v1.worker.worker_base"
+_START = "compile_or_warm_up_model"
+_COUNTER = "vllm.compilation.counter"
+# Of vLLM's own counts, by what they are called here.
+_COUNTED = {
+    "aot_compiles": "num_aot_compiles",
+    "aot_loads": "num_aot_artifacts_loaded",
+    "inductor_compiles": "num_inductor_compiles",
+    "artifacts_loaded": "num_compiled_artifacts_loaded",
+}
+
+
+class Watch:
+    """Counts what this process compiles.
+
+    Args:
+        directory: of the installed bundle; None where there is none, and nothing is
+            said or refused.
+        strict: raise where something would be compiled.
+    """
+
+    def __init__(self, directory: Path | None, *, strict: bool) -> None:
+        self._directory = directory
+        self._strict = strict
+        self._counts: Counter[Kind] = Counter()
+        self._reasons: list[str] = []
+        self._started = False
+        self._said = False
+
+    def arm(self) -> None:
+        """Watch from now on, each module when vLLM has imported it.
+
+        Raises:
+            FlytuneError: strict, and a private interface is not what it was.
+        """
+        counted = {
+            ("torch._inductor.graph", "GraphLowering.run"): Kind.LOWERED,
+            ("torch._inductor.cpp_builder", "CppBuilder.build"): Kind.CPP_COMPILED,
+            # Only what is not in Triton's cache comes this far.
+            ("triton.compiler.compiler", "ASTSource.make_ir"): Kind.TRITON_COMPILED,
+        }
+        for (module, path), kind in counted.items():
+            self._when(module, lambda m=module, p=path, k=kind: self._count(m, p, k))
+        self._when(_DECORATORS, lambda: wrap(_DECORATORS, _LOAD, self._load))
+        self._when(_WORKER, self._watch_start)
+
+    def _when(self, module: str, act: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                act()
+            except FlytuneError as error:
+                if self._strict:
+                    raise
+                say(f"the bundle is served unwatched: {error} ({Code.INTERNAL})")
+
+        _Imported(module, guarded).start()
+
+    def _count(self, module: str, path: str, kind: Kind) -> None:
+        wrap(module, path, self._counted(kind))
+
+    def _counted(self, kind: Kind) -> Wrapper:
+        inside = threading.local()
+
+        def wrapper(inner: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                skip = kind is Kind.CPP_COMPILED and not _is_kernel(args[0])
+                if skip or getattr(inside, "now", False):
+                    return inner(*args, **kwargs)
+                inside.now = True
+                try:
+                    self._compiles(kind)
+                    return inner(*args, **kwargs)
+                finally:
+                    inside.now = False
+
+            return call
+
+        return wrapper
+
+    def _compiles(self, kind: Kind) -> None:
+        """Count what is about to be compiled, or refuse it."""
+        self._counts[kind] += 1
+        if self._strict:
+            raise self._missed()
+        if self._started and self._directory is not None and not self._said:
+            self._said = True
+            say(f"vLLM compiles after its start: {_WORK[kind]} ({Code.ENGINE_MISS})")
+
+    def _load(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Learn whether vLLM finds the model that it compiled ahead of time."""
+
+        def load(model: Any, path: str) -> Any:
+            found = inner(model, path)
+            if found is None:
+                self._reasons.append(self._why_not_loaded(Path(path)))
+                if self._strict:
+                    raise self._missed()
+            return found
+
+        return load
+
+    def _why_not_loaded(self, path: Path) -> str:
+        if path.exists():
+            return "vLLM could not load what the bundle holds, and says why above"
+        key = path.parent.parent.name
+        baked = self._baked_key()
+        holds = f", which holds {baked[:16]}" if baked else ""
+        return f"vLLM's key {key[:16]} is not in the bundle{holds}"
+
+    def _baked_key(self) -> str:
+        if self._directory is None:
+            return ""
+        try:
+            return str(Bundle.open(self._directory).manifest.program.get("key") or "")
+        except BundleError:
+            return ""
+
+    def _missed(self) -> FlytuneError:
+        return FlytuneError(
+            f"vLLM missed the bundle: {self._described()}",
+            hint="`flytune explain BUNDLE --engine vllm -- ARGUMENTS` says what differs",
+            code=Code.ENGINE_MISS,
+        )
+
+    def _described(self) -> str:
+        work = [f"{number} {_WORK[kind]}" for kind, number in self._counts.items()]
+        return "; ".join([*self._reasons, ", ".join(work)]).removesuffix("; ")
+
+    def _watch_start(self) -> None:
+        """Say how it went when a worker's start ends: its wrapper hands it all calls."""
+        owner = private(_WORKER, "WorkerWrapperBase.__getattr__")[0]
+        private(_WORKER, f"WorkerBase.{_START}")
+
+        def compile_or_warm_up_model(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+            result = getattr(wrapper.worker, _START)(*args, **kwargs)
+            self._has_started(wrapper)
+            return result
+
+        setattr(owner, _START, compile_or_warm_up_model)
+
+    def _has_started(self, wrapper: Any) -> None:
+        self._started = True
+        found = vars(private(_COUNTER, "compilation_counter")[2])
+        counts = {ours: int(found[name]) for ours, name in _COUNTED.items()}
+        if self._directory is not None:
+            if self._counts or self._reasons:
+                say(f"vLLM missed the bundle: {self._described()} ({Code.ENGINE_MISS})")
+            else:
+                loaded = counts["aot_loads"]
+                models = f"{loaded} models loaded, " if loaded else ""
+                say(f"vLLM hit the bundle: {models}nothing compiled")
+        if folder := os.environ.get(COUNTS_VARIABLE):
+            mode = wrapper.vllm_config.compilation_config.mode
+            row = {"rank": wrapper.global_rank, "mode": int(mode), **counts}
+            row |= {str(kind): self._counts[kind] for kind in _WORK}
+            path = Path(folder) / f"{os.getpid()}.json"
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(row))
+            part.replace(path)
+
+
+class _Imported(AfterImport):
+    """Acts when a module was imported, or now."""
+
+    def __init__(self, module: str, act: Callable[[], None]) -> None:
+        super().__init__([module])
+        self._act = act
+
+    def loaded(self, module: Any) -> None:
+        self.leave()
+        self._act()
+
+    def unwatchable(self, fullname: str) -> None:
+        say(f"cannot watch the import of {fullname} ({Code.UNWATCHABLE})")
+
+
+def _is_kernel(builder: Any) -> bool:
+    """Whether a build is of a kernel: others probe the compiler, at a hit too."""
+    return str(getattr(builder, "_name", "")).endswith(".main")
