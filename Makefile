@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# vLLM pins a torch of its own.
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 REGISTRY := $(VENV)/registry/docker-registry
 MODEL_BUNDLE := build/qwen3-4b
 # Test files that run side by side, each in a worker of its own from first to last test.
@@ -11,7 +14,7 @@ JOBS ?= 2
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu check-mi350 lint types bench bench-all clean
+.PHONY: help setup run test test-all test-gpu test-vllm check-mi350 lint types bench bench-all clean
 .DELETE_ON_ERROR:
 
 help: ## Print this list
@@ -26,13 +29,16 @@ run: $(INSTALLED) ## Build and verify a bundle of a small real model
 	$(BIN)/flytune verify $(MODEL_BUNDLE) --strict
 
 test: $(INSTALLED) $(REGISTRY) ## Run the tests, all but the slow ones
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not vllm"
 
 test-all: $(INSTALLED) $(REGISTRY) ## Run every test that needs no accelerator
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu and not vllm"
 
 test-gpu: $(INSTALLED) ## Run the tests that need an accelerator
 	$(BIN)/pytest -m gpu
+
+test-vllm: $(VLLM_INSTALLED) ## Run the tests with a real vLLM, in .venv-vllm
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm
 
 # Not in .venv, which has PyPI's torch: PYTHON names an environment with ROCm's.
 check-mi350: ## Check all of flytune on a real MI350 or MI355X, with ROCm's torch
@@ -63,12 +69,23 @@ bench-all: $(INSTALLED) ## Measure a CPU's figures and renew the README's tables
 	$(BIN)/python ci/bench/tables.py
 
 clean: ## Remove all that make has made
-	rm -rf $(VENV) build dist flytune.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build dist flytune.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 # What the tests push to.
 $(REGISTRY): $(INSTALLED)
 	ci/registry.sh $(@D)
+
+# Every package is pinned: what vLLM's own requirements name besides is not needed.
+$(VLLM_INSTALLED): pyproject.toml ci/requirements-vllm.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --no-deps \
+	    --extra-index-url https://download.pytorch.org/whl/cpu \
+	    $$(grep ^torch== ci/requirements-vllm.txt)
+	$(VLLM_VENV)/bin/python -m pip install --no-deps \
+	    --requirement ci/requirements-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # The stamp is last, so an installation that was cut short is taken up again.
 $(INSTALLED): pyproject.toml ci/requirements.txt

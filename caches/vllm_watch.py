@@ -9,6 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,8 @@ class Watch:
             ("triton.compiler.compiler", "ASTSource.make_ir"): Kind.TRITON_COMPILED,
         }
         for (module, path), kind in counted.items():
-            self._when(module, lambda m=module, p=path, k=kind: self._count(m, p, k))
-        self._when(_DECORATORS, lambda: wrap(_DECORATORS, _LOAD, self._load))
+            self._when(module, partial(wrap, module, path, self._counted(kind)))
+        self._when(_DECORATORS, partial(wrap, _DECORATORS, _LOAD, self._load))
         self._when(_WORKER, self._watch_start)
 
     def _when(self, module: str, act: Callable[[], None]) -> None:
@@ -85,9 +86,6 @@ class Watch:
                 say(f"the bundle is served unwatched: {error} ({Code.INTERNAL})")
 
         _Imported(module, guarded).start()
-
-    def _count(self, module: str, path: str, kind: Kind) -> None:
-        wrap(module, path, self._counted(kind))
 
     def _counted(self, kind: Kind) -> Wrapper:
         inside = threading.local()
@@ -149,7 +147,7 @@ class Watch:
     def _missed(self) -> FlytuneError:
         return FlytuneError(
             f"vLLM missed the bundle: {self._described()}",
-            hint="`flytune explain BUNDLE --engine vllm -- ARGUMENTS` says what differs",
+            hint="see: flytune explain BUNDLE --engine vllm -- ARGUMENTS",
             code=Code.ENGINE_MISS,
         )
 
@@ -158,7 +156,7 @@ class Watch:
         return "; ".join([*self._reasons, ", ".join(work)]).removesuffix("; ")
 
     def _watch_start(self) -> None:
-        """Say how it went when a worker's start ends: its wrapper hands it all calls."""
+        """Say how it went when a worker has started; its wrapper hands it each call."""
         owner = private(_WORKER, "WorkerWrapperBase.__getattr__")[0]
         private(_WORKER, f"WorkerBase.{_START}")
 

@@ -12,7 +12,7 @@ from flytune.tuner.cli import EXTRA_OF
 
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = {"shapes": {"caches", "tuner"}, "caches": {"tuner"}}
-HEAVY = {"torch", "triton", *EXTRA_OF}
+HEAVY = {"torch", "triton", "vllm", *EXTRA_OF}
 
 MAIN = "from flytune.tuner.cli import main; main"
 LIST = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
@@ -64,6 +64,7 @@ def test_nobody_elses_code_is_trusted_for_the_user() -> None:
         f"{MAIN}(['--version'], standalone_mode=False)",
         "import flytune.caches.install",
         "import flytune.caches.hook.flytune_hook",
+        "from flytune.caches.vllm_plugin import register; register()",
         "from flytune.shapes.registry import find_model; find_model('Qwen3-4B')",
     ],
 )

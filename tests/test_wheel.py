@@ -7,7 +7,7 @@ import sys
 import zipfile
 from email.message import Message
 from email.parser import Parser
-from importlib.metadata import entry_points
+from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,13 @@ def test_metadata_names_licence_extras_and_command(wheel: Path, site: Path) -> N
     (command,) = entry_points(group="console_scripts", name="flytune")
     assert command.value == "flytune.tuner.cli:main"
     assert (site / "bin" / "flytune").exists()
+
+
+def test_vllm_finds_its_plugin(site: Path) -> None:
+    (wheel,) = distributions(name="flytune", path=[str(site)])
+    (plugin,) = wheel.entry_points.select(group="vllm.general_plugins")
+    assert plugin.value == "flytune.caches.vllm_plugin:register"
+    assert callable(plugin.load())
 
 
 def test_the_base_lists_its_commands(site: Path) -> None:
