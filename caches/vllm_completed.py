@@ -1,0 +1,73 @@
+"""What vLLM's engine still completes in its config before it compiles.
+
+The attention backend says the block size and the layout of the cache of keys, and both
+are part of the key. vLLM asks the layers of a model that it has built; here one layer
+that stands in for them is asked. Runs in vLLM's interpreter alone.
+"""
+
+from typing import Any
+
+from flytune.caches.compat import private
+
+_SELECTOR = "vllm.v1.attention.selector"
+_UTILS = "vllm.v1.attention.backends.utils"
+PRIVATE = (
+    (_SELECTOR, "get_attn_backend"),
+    (_UTILS, "get_supported_kv_cache_layouts"),
+    (_UTILS, "resolve_kv_cache_layout"),
+    ("vllm.config", "set_current_vllm_config"),
+    ("vllm.model_executor.layers.attention_layer_base", "AttentionLayerBase"),
+    ("vllm.platforms", "current_platform.update_block_size_for_backend"),
+)
+
+
+def complete(config: Any) -> bool:
+    """Complete a `VllmConfig` in place as the engine does, as far as that is known.
+
+    Returns:
+        Whether it is complete: the layers of a hybrid model, of one without attention
+        and of one with several kinds of attention are not all like the one asked.
+
+    Raises:
+        FlytuneError: this vLLM does it in another way.
+    """
+    model = config.model_config
+    if model.is_hybrid or model.is_attention_free or model.is_encoder_decoder:
+        return False
+    backend = _backend(config)
+    base = private("vllm.model_executor.layers.attention_layer_base", "AttentionLayerBase")[2]
+
+    class StandIn(base):  # type: ignore[misc]
+        def get_attn_backend(self) -> Any:
+            return backend
+
+        def get_kv_cache_spec(self, _: Any) -> Any:
+            return None
+
+    # It is no part of the key, and the engine fills it anew.
+    layers = config.compilation_config.static_forward_context
+    layers["flytune"] = StandIn()
+    try:
+        update = private("vllm.platforms", "current_platform.update_block_size_for_backend")
+        update[2](config)
+    finally:
+        del layers["flytune"]
+    supported = private(_UTILS, "get_supported_kv_cache_layouts")[2]([backend])
+    resolve = private(_UTILS, "resolve_kv_cache_layout")[2]
+    resolve(config, [[layout.name for layout in supported]])
+    return config.parallel_config.decode_context_parallel_size == 1
+
+
+def _backend(config: Any) -> Any:
+    """Return the class of the attention backend that a plain decoder's layers have."""
+    model, cache = config.model_config, config.cache_config
+    choose = private(_SELECTOR, "get_attn_backend")[2]
+    with private("vllm.config", "set_current_vllm_config")[2](config):
+        return choose(
+            model.get_head_size(),
+            model.dtype,
+            cache.cache_dtype,
+            use_mla=model.use_mla,
+            num_heads=model.get_num_attention_heads(config.parallel_config),
+            has_sliding_window=model.get_sliding_window() is not None,
+        )
