@@ -26,9 +26,7 @@ def compiled_classes(config: Any) -> tuple[type, ...]:
         FlytuneError: this vLLM has changed what marks a class.
     """
     registry = private(_MODELS, "ModelRegistry")[2]
-    marker = private(
-        "vllm.compilation.wrapper", "TorchCompileWithNoGuardsWrapper"
-    )[2]
+    marker = private("vllm.compilation.wrapper", "TorchCompileWithNoGuardsWrapper")[2]
     ignored = private("vllm.compilation.decorators", "_should_ignore_torch_compile")[2]
     model_config = config.model_config
     root, _ = registry.resolve_model_cls(model_config.architectures, model_config)
@@ -62,7 +60,10 @@ def _named_by(cls: type) -> list[type]:
     """Return the classes of models that the functions of a class name."""
     named: dict[type, None] = {}
     for function in _functions(cls):
-        values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        values = [
+            *(function.__defaults__ or ()),
+            *(function.__kwdefaults__ or {}).values(),
+        ]
         for code in _codes(function.__code__):
             values += [function.__globals__.get(name) for name in code.co_names]
         for value in values:

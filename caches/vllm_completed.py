@@ -10,13 +10,14 @@ from typing import Any
 from flytune.caches.compat import private
 
 _SELECTOR = "vllm.v1.attention.selector"
+_LAYERS = "vllm.model_executor.layers.attention_layer_base"
 _UTILS = "vllm.v1.attention.backends.utils"
 PRIVATE = (
     (_SELECTOR, "get_attn_backend"),
     (_UTILS, "get_supported_kv_cache_layouts"),
     (_UTILS, "resolve_kv_cache_layout"),
     ("vllm.config", "set_current_vllm_config"),
-    ("vllm.model_executor.layers.attention_layer_base", "AttentionLayerBase"),
+    (_LAYERS, "AttentionLayerBase"),
     ("vllm.platforms", "current_platform.update_block_size_for_backend"),
 )
 
@@ -35,27 +36,26 @@ def complete(config: Any) -> bool:
     if model.is_hybrid or model.is_attention_free or model.is_encoder_decoder:
         return False
     backend = _backend(config)
-    base = private("vllm.model_executor.layers.attention_layer_base", "AttentionLayerBase")[2]
-
-    class StandIn(base):  # type: ignore[misc]
-        def get_attn_backend(self) -> Any:
-            return backend
-
-        def get_kv_cache_spec(self, _: Any) -> Any:
-            return None
-
+    base = private(_LAYERS, "AttentionLayerBase")[2]
+    answers = {
+        "get_attn_backend": lambda _: backend,
+        "get_kv_cache_spec": lambda _, __: None,
+    }
+    stand_in = type("StandIn", (base,), answers)
     # It is no part of the key, and the engine fills it anew.
     layers = config.compilation_config.static_forward_context
-    layers["flytune"] = StandIn()
+    layers["flytune"] = stand_in()
     try:
-        update = private("vllm.platforms", "current_platform.update_block_size_for_backend")
+        update = private(
+            "vllm.platforms", "current_platform.update_block_size_for_backend"
+        )
         update[2](config)
     finally:
         del layers["flytune"]
     supported = private(_UTILS, "get_supported_kv_cache_layouts")[2]([backend])
     resolve = private(_UTILS, "resolve_kv_cache_layout")[2]
     resolve(config, [[layout.name for layout in supported]])
-    return config.parallel_config.decode_context_parallel_size == 1
+    return bool(config.parallel_config.decode_context_parallel_size == 1)
 
 
 def _backend(config: Any) -> Any:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flytune.caches import vllm_completed
 from flytune.caches.child import die_with_parent
 from flytune.caches.compat import changed_interface, private
-from flytune.caches import vllm_completed
 from flytune.caches.vllm_compiled import compiled_classes, forward_of
 from flytune.caches.vllm_values import config_factors, flat
 from flytune.shapes.errors import FlytuneError
@@ -27,11 +27,13 @@ _AGAIN = "--again"
 _CACHING = "vllm.compilation.caching"
 _DECORATORS = "vllm.compilation.decorators"
 _BACKENDS = "vllm.compilation.backends"
+_COMPILERS = "vllm.compilation.compiler_interface"
 _ARGUMENTS = "vllm.engine.arg_utils"
 _PRIVATE = (
     (_CACHING, "aot_compile_hash_factors"),
     (_DECORATORS, "_model_hash_key"),
     (_BACKENDS, "make_compiler"),
+    (_COMPILERS, "get_inductor_factors"),
     ("vllm.envs", "compile_factors"),
     ("vllm.config", "VllmConfig.compute_hash"),
     ("vllm.config.utils", "hash_factors"),
@@ -63,8 +65,16 @@ _SOURCES = (
         ),
     ),
 )
-# As vLLM appends them to the hashes of the environment and of the configs.
+# In the order of `get_inductor_factors`.
 _INDUCTOR_PARTS = ("system", "torch", "inductor", "functorch")
+# What `torch._dynamo.aot_compile` has set while vLLM's backend hashes the compiler.
+_WHILE_COMPILING = {
+    "strict_autograd_cache": True,
+    "bypass_autograd_cache_key": True,
+    "bundled_autograd_cache": True,
+    "force_non_lazy_backward_lowering": True,
+    "force_autograd_cache": True,
+}
 
 
 def check_interfaces() -> None:
@@ -88,14 +98,15 @@ def engine_config(arguments: list[str]) -> Any:
     Raises:
         FlytuneError: vLLM refuses the arguments, or there is no device for it here.
     """
-    parser_class = private("vllm.utils.argparse_utils", "FlexibleArgumentParser")[2]
-
-    class Parser(parser_class):  # type: ignore[misc]
-        def error(self, message: str) -> None:
-            raise _refused(message)
-
+    parser = private("vllm.utils.argparse_utils", "FlexibleArgumentParser")[2]
     make = private("vllm.entrypoints.launchers.cli_args", "make_arg_parser")[2]
-    parsed = make(Parser(prog="vllm serve")).parse_args(arguments)
+    serve = make(parser(prog="vllm serve"))
+
+    def refuse(message: str) -> None:
+        raise _refused(message)
+
+    serve.error = refuse
+    parsed = serve.parse_args(arguments)
     if parsed.model_tag is not None:
         parsed.model = parsed.model_tag
     if private("vllm.platforms", "current_platform")[2].is_unspecified():
@@ -108,7 +119,13 @@ def engine_config(arguments: list[str]) -> Any:
     try:
         made = engine_args.from_cli_args(parsed)
         return made.create_engine_config(usage_context=context)
-    except (AssertionError, KeyError, NotImplementedError, OSError, ValueError) as error:
+    except (
+        AssertionError,
+        KeyError,
+        NotImplementedError,
+        OSError,
+        ValueError,
+    ) as error:
         raise _refused(_reason(error)) from error
 
 
@@ -122,15 +139,18 @@ def vllm_factors(config: Any) -> dict[str, Any]:
 
     complete = vllm_completed.complete(config)
     hashed = private(_CACHING, "aot_compile_hash_factors")[2](config)
-    if len(hashed) not in (2, 2 + len(_INDUCTOR_PARTS)):
-        raise changed_interface(_CACHING, "aot_compile_hash_factors")
     parts = {"vllm": _part(vllm.__version__, {"version": vllm.__version__})}
     parts["environment"] = _environment(hashed[0])
     parts |= config_factors(config, hashed[1])
-    # Below the backend alone the compiler is part of another directory's name.
-    compiler = private(_BACKENDS, "make_compiler")[2](config.compilation_config)
-    for name, value in zip(_INDUCTOR_PARTS, hashed[2:], strict=False):
+    inductor = private(_COMPILERS, "get_inductor_factors")[2]()
+    if hashed[2:] not in ([], inductor) or len(inductor) != len(_INDUCTOR_PARTS):
+        raise changed_interface(_CACHING, "aot_compile_hash_factors")
+    for name, value in zip(_INDUCTOR_PARTS, inductor, strict=True):
         parts[name] = _inductor_part(name, value)
+    if not hashed[2:]:
+        # The paths of vLLM's own files count, and are no one else's to know.
+        folder = _sha256(str(Path(vllm.__file__).parent))[:16]
+        parts["location"] = _part(folder, {"vllm": folder})
     model_hash = private(_DECORATORS, "_model_hash_key")[2]
     keys, code, sources = {}, {}, {}
     for cls in compiled_classes(config):
@@ -147,9 +167,20 @@ def vllm_factors(config: Any) -> dict[str, Any]:
         "keys": keys,
         "parts": parts,
         "sources": sources,
-        "directory": [hashed[0], hashed[1], compiler.compute_hash(config)],
+        "directory": [hashed[0], hashed[1], _compiler_hash(config)],
         "shapes": _shapes(config),
     }
+
+
+def _compiler_hash(config: Any) -> str:
+    """Return the compiler's hash as vLLM's backend has it while it compiles."""
+    import torch._functorch.config
+
+    # Without ahead-of-time compilation torch sets nothing.
+    ahead = private("vllm.envs", "VLLM_USE_AOT_COMPILE")[2]
+    compiler = private(_BACKENDS, "make_compiler")[2](config.compilation_config)
+    with torch._functorch.config.patch(_WHILE_COMPILING if ahead else {}):
+        return str(compiler.compute_hash(config))
 
 
 def _environment(digest: str) -> dict[str, Any]:
@@ -177,6 +208,7 @@ def _shapes(config: Any) -> dict[str, Any]:
     compilation, model = config.compilation_config, config.model_config
     return {
         "mode": compilation.mode.name,
+        "ahead": bool(private("vllm.envs", "VLLM_USE_AOT_COMPILE")[2]),
         "device": config.device_config.device_type,
         "compile_sizes": list(compilation.compile_sizes or ()),
         "capture_sizes": list(compilation.cudagraph_capture_sizes or ()),

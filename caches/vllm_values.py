@@ -51,7 +51,10 @@ def config_factors(config: Any, digest: str) -> dict[str, dict[str, Any]]:
                 "factors": dict(_of_config(value)),
             }
         elif name == "additional_config" and value:
-            parts[name] = {"hash": _digest(repr(value)), "factors": dict(flat("", value))}
+            parts[name] = {
+                "hash": _digest(repr(value)),
+                "factors": dict(flat("", value)),
+            }
     return parts
 
 

@@ -18,6 +18,7 @@ COMMANDS = (
     ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
     ("capture", "capture_command:capture_command", "Count the GEMMs that run."),
     ("coverage", "coverage_command:coverage_command", "Say which GEMMs are held."),
+    ("explain", "explain_command:explain_command", "Say why an engine would miss."),
     ("install", "bundle_commands:install_command", "Put a bundle in place."),
     ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
     ("keygen", "key_commands:keygen_command", "Make a key to sign bundles with."),
