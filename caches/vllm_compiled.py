@@ -57,18 +57,19 @@ def _enabled(cls: type, config: Any) -> bool:
 
 
 def _named_by(cls: type) -> list[type]:
-    """Return the classes of models that the functions of a class name."""
+    """Return the classes of models that a class has, or its functions name."""
     named: dict[type, None] = {}
+    values: list[Any] = [inspect.getattr_static(cls, name) for name in dir(cls)]
     for function in _functions(cls):
-        values = [
+        values += [
             *(function.__defaults__ or ()),
             *(function.__kwdefaults__ or {}).values(),
         ]
         for code in _codes(function.__code__):
             values += [function.__globals__.get(name) for name in code.co_names]
-        for value in values:
-            if isinstance(value, type) and value.__module__.startswith("vllm."):
-                named[value] = None
+    for value in values:
+        if isinstance(value, type) and value.__module__.startswith("vllm."):
+            named[value] = None
     return [cls for cls in named if _is_module(cls)]
 
 

@@ -4,6 +4,7 @@ A config says by its own `compute_hash` what it hashes, so it is asked through a
 that remembers what was read of it. Runs in vLLM's interpreter alone.
 """
 
+import enum
 import hashlib
 import json
 import types
@@ -89,6 +90,9 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         return
     if isinstance(value, Mapping):
         yield name, "{}"
+        return
+    if isinstance(value, enum.Enum):
+        yield name, value.name
         return
     try:
         plain = private("vllm.config.utils", "normalize_value")[2](value)

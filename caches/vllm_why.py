@@ -10,6 +10,7 @@ from flytune.caches.vllm_factors import RAY_PREFIXES, VllmFactors
 from flytune.shapes.errors import FlytuneError
 
 _ABSENT = "absent"
+_BESIDES = ("location", "source")
 # vLLM's modes in which it saves a graph ahead of time that it cannot load.
 _UNLOADABLE = ("DYNAMO_TRACE_ONCE",)
 # What a person would not expect to be a part of the key, by the start of its name.
@@ -26,11 +27,12 @@ _REMARKS = {
     "vllm": "another vLLM",
     "code": "another vLLM, or a model's class of another plugin",
     "source": "vLLM compares the file when it loads, and compiles again",
+    "location": "without a mega-artifact the paths of vLLM's own files count",
     "lora_config": "with LoRA every linear is another graph",
     "parallel_config": "ranks and how they talk to each other",
 }
-# Values that say nothing by being the same in two factors.
-_COMMON = 8
+# Shorter values, such as true and 1, may be the same in two factors by chance.
+_TELLING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,9 @@ def predict(baked: VllmFactors, live: VllmFactors) -> Prediction:
     wanted = replace(live, keys=keys or live.keys, code=baked.code).folders
     exact = baked.exact and live.complete
     same = wanted == baked.folders if exact else not found
-    # These are in no name: vLLM compares them when it loads.
-    besides = any(one.name.startswith(("source.", "location.")) for one in found)
+    # A name holds the first only by way of the source files, which are known after a
+    # bake, and the second not at all: vLLM compares it when it loads.
+    besides = any(_under(one.name, part) for one in found for part in _BESIDES)
     reason = _unloadable(live)
     return Prediction(
         hit=same and not besides and not reason,
@@ -164,11 +167,11 @@ def _presence(part: Mapping[str, Any] | None) -> str:
 
 
 def _grouped(found: Iterator[Difference]) -> Iterator[Difference]:
-    """Join factors that differ by the same values, where these say something."""
+    """Join factors that differ by the same values, where these or a name say so."""
     groups: dict[tuple[str, str, str], list[Difference]] = {}
     for one in found:
-        tells = len(one.baked) >= _COMMON and len(one.live) >= _COMMON
-        place = (one.baked, one.live, "" if tells else one.name)
+        tells = len(one.baked) >= _TELLING and len(one.live) >= _TELLING
+        place = (one.baked, one.live, "" if tells else one.name.rpartition(".")[2])
         groups.setdefault(place, []).append(one)
     for first, *others in groups.values():
         also = tuple(other.name for other in others)

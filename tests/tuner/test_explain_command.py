@@ -1,0 +1,145 @@
+"""What needs no vLLM; the rest is in tests/vllm."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from flytune.caches.keyring import own_key
+from flytune.caches.manifest import Manifest
+from flytune.caches.packing import pack
+from flytune.caches.vllm_factors import VllmFactors, program_row
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.explain_command import explain_command
+
+KEY, OTHER = "a" * 64, "b" * 64
+ARGUMENTS = ("llama", "--max-model-len", "512")
+
+
+def factors(key: str = KEY, length: int = 512, **shapes: Any) -> VllmFactors:
+    rows = {"model_config": {"model": "llama", "max_model_len": str(length)}}
+    named = {"environment": {"VLLM_USE_MEGA_AOT_ARTIFACT": "true"}, **rows}
+    return VllmFactors(
+        version="0.32.0",
+        complete=True,
+        keys={"LlamaModel.forward": key},
+        parts={p: {"hash": repr(row), "factors": row} for p, row in named.items()},
+        sources={},
+        directory=("", "", ""),
+        shapes={
+            **{"mode": "VLLM_COMPILE", "ahead": True, "device": "cpu", "layers": 2},
+            **{"compile_sizes": [1], "capture_sizes": [], "ranges": [[1, 512]]},
+            **{"pieces": True, "ranks": 1, "lora": False, **shapes},
+        },
+        exact=True,
+    )
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
+    def packed(program: dict[str, Any]) -> str:
+        manifest = Manifest(
+            created="2026-01-02T03:04:05Z",
+            flytune="0.1.0",
+            model={"name": "llama"},
+            program=program,
+            policy={"env": {"SERVING": "1"}},
+            inductor_config={},
+            target={"hardware": {}, "software": {}},
+            software="serving",
+            timed_on=None,
+            coverage={},
+            winners=(),
+            bake={},
+        )
+        (tmp_path / "staged").mkdir()
+        path = tmp_path / "b.tar.zst"
+        return str(pack(tmp_path / "staged", manifest, path, keys=[own_key()]))
+
+    return packed
+
+
+@pytest.fixture
+def bundle(make: Callable[[dict[str, Any]], str]) -> str:
+    return make(program_row(ARGUMENTS, factors()))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """An engine whose key changes with its arguments; returns what it was asked."""
+    seen: list[Sequence[str]] = []
+
+    def ask(words: Sequence[str], env: dict[str, str]) -> VllmFactors:
+        assert env["SERVING"] == "1"
+        seen.append(words)
+        if tuple(words) == ARGUMENTS:
+            return factors()
+        return factors(OTHER, 1024, lora="--enable-lora" in words)
+
+    monkeypatch.setattr("flytune.caches.vllm_factors.ask", ask)
+    return seen
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(explain_command, words)
+
+
+def test_a_hit(bundle: str, asked: list[Sequence[str]]) -> None:
+    result = run(bundle, "--engine", "vllm", "--", *ARGUMENTS)
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"hit      vLLM 0.32.0 looks for {KEY[:16]}, which the bundle holds\n",
+    )
+    # Left out, they are the bundle's own.
+    assert run(bundle, "--engine", "vllm").exit_code == 0
+    assert asked == [list(ARGUMENTS)] * 2
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_miss(bundle: str) -> None:
+    result = run(bundle, "--engine", "vllm", "--", "llama", "--max-model-len", "1024")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        f"miss     vLLM 0.32.0 looks for {OTHER[:16]}; the bundle holds {KEY[:16]}",
+        "differs  model_config.max_model_len: baked `512`, here `1024`",
+        "bake     6 graphs: 3 kinds of piece, 1 static size and 1 general range "
+        "(1 to 512); about 0.5 min in one thread and 4 MB",
+    ]
+
+
+@pytest.mark.usefixtures("asked")
+def test_as_json(bundle: str) -> None:
+    result = run(bundle, "--engine", "vllm", "--json", "--", "llama")
+    assert result.exit_code == 1
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first == {
+        **{"row": "prediction", "hit": False, "exact": True, "reason": ""},
+        **{"folders": [OTHER], "baked": [KEY], "version": "0.32.0"},
+    }
+    assert second == {
+        **{"row": "difference", "factor": "model_config.max_model_len"},
+        **{"baked": "512", "live": "1024", "also": [], "remark": ""},
+    }
+
+
+def test_lora(bundle: str, asked: list[Sequence[str]]) -> None:
+    result = run(bundle, "--engine", "vllm", "--lora")
+    assert result.exit_code == 1
+    assert "bake     with LoRA each linear is a graph" in result.stdout
+    run(bundle, "--engine", "vllm", "--lora", "--", "llama", "--enable-lora")
+    assert asked == [[*ARGUMENTS, "--enable-lora"], ["llama", "--enable-lora"]]
+
+
+def test_another_program(make: Callable[[dict[str, Any]], str]) -> None:
+    result = run(make({"kind": "transformers"}), "--engine", "vllm")
+    assert isinstance(result.exception, FlytuneError)
+    assert "of the kind: transformers" in str(result.exception)
+
+
+def test_the_engine_is_named(bundle: str) -> None:
+    result = run(bundle)
+    assert result.exit_code == 2
+    assert "Missing option '--engine'" in result.stderr

@@ -1,0 +1,236 @@
+"""What an engine would find of a bundle, told before it starts."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engines import SERVE, TINY, Baked, environment, python, session
+from shared import shared
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.directories import VLLM_DIR
+from flytune.caches.expected import CACHES
+from flytune.caches.keyring import own_key
+from flytune.caches.packing import pack
+from flytune.caches.vllm_factors import VllmFactors, ask, check_portable, program_row
+from flytune.caches.vllm_why import predict
+
+pytestmark = pytest.mark.vllm
+
+CLI = "from flytune.tuner.cli import main; main()"
+VLLM = pytest.mark.parametrize("baked", ["vllm"], indirect=True)
+
+
+@pytest.fixture
+def host() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="host-") as home:
+        yield Path(home)
+
+
+@pytest.fixture
+def explained(baked: Baked, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle with what its key is made of."""
+
+    def make(folder: Path) -> Path:
+        Bundle.open(baked.bundle).place(folder / "placed")
+        manifest = Bundle.open(baked.bundle).manifest
+        with tempfile.TemporaryDirectory(prefix="baker-") as home:
+            factors = ask(SERVE, environment(Path(home), baked.backend))
+        root = folder / "placed" / CACHES / VLLM_DIR
+        row = program_row(SERVE, factors.after_bake(root))
+        (folder / "placed" / "manifest.json").unlink()
+        out = folder / "bundle.tar.zst"
+        whole = replace(manifest, program=row)
+        return pack(folder / "placed", whole, out, keys=[own_key()])
+
+    return shared(tmp_path_factory, f"explained-{baked.backend}", make)
+
+
+def explain(
+    bundle: Path, *words: str, env: Mapping[str, str], code: int = 0
+) -> list[str]:
+    output = python("-c", CLI, "explain", str(bundle), *words, env=env, code=code)
+    rows = ("hit ", "miss ", "differs ", "why ", "note ", "bake ", "{")
+    return [line for line in output.splitlines() if line.startswith(rows)]
+
+
+@VLLM
+def test_a_hit_on_another_host(explained: Path, baked: Baked, host: Path) -> None:
+    """Another home, cache root and port, weights, seed and memory are in no key."""
+    more = {"VLLM_CACHE_ROOT": str(host / "elsewhere"), "OMP_NUM_THREADS": "1"}
+    env = environment(host, baked.backend, **more)
+    words = ("--port", "80", "--seed", "7", "--load-format", "dummy")
+    lines = explain(explained, "--engine", "vllm", "--", *SERVE, *words, env=env)
+    assert lines[0].startswith("hit      vLLM 0.32.0 looks for ")
+    assert lines[1:] == [f"note     the key holds a path: model_config.model: {TINY}"]
+
+
+@VLLM
+def test_a_miss_that_an_engine_has_too(
+    explained: Path, baked: Baked, host: Path
+) -> None:
+    env = environment(host, baked.backend, CUDA_HOME="/usr/local/cuda")
+    words = (*SERVE, "--max-model-len", "256")
+    given = ("--engine", "vllm", "--json", "--", *words)
+    first, *rows = map(json.loads, explain(explained, *given, env=env, code=1))
+    assert (first["hit"], first["exact"]) == (False, True)
+    assert {row["factor"] for row in rows} == {
+        "environment.CUDA_HOME",
+        "model_config.max_model_len",
+    }
+    env["VLLM_CACHE_ROOT"] = str(host / "vllm")
+    session(*words, env=env, report=host / "report.json")
+    (made,) = (host / "vllm/torch_compile_cache/torch_aot_compile").iterdir()
+    assert first["folders"] == [made.name]
+
+
+@VLLM
+def test_lora_compiles_nothing_on_a_cpu(
+    explained: Path, baked: Baked, host: Path
+) -> None:
+    env = environment(host, baked.backend)
+    lines = explain(explained, "--engine", "vllm", "--lora", env=env, code=1)
+    assert any(
+        line.startswith("differs  lora_config: baked `absent`") for line in lines
+    )
+    assert lines[-1].startswith("bake     vLLM compiles nothing with these arguments")
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[None]:
+    """vLLM in this process, as it is in an engine's, for many questions at once."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as home:
+        for name, value in environment(Path(home), "vllm").items():
+            patch.setenv(name, value)
+        import flytune_switch
+
+        flytune_switch.register()
+        yield
+
+
+@pytest.fixture(scope="module")
+def usual(here: None) -> VllmFactors:
+    return replace(live(*SERVE), exact=True)
+
+
+def live(*words: str) -> VllmFactors:
+    from flytune.caches.vllm_key import engine_config, vllm_factors
+
+    row = vllm_factors(engine_config(list(words)))
+    return VllmFactors.from_json(json.loads(json.dumps(row)))
+
+
+OTHER_SIZES = (*SERVE[:-1], '{"compile_sizes": [8, 1]}')
+CHANGES = {
+    "order of sizes": (OTHER_SIZES, {}, "compilation_config.compile_sizes"),
+    "context": (("--max-model-len", "256"), {}, "model_config.max_model_len"),
+    "sequences": (("--max-num-seqs", "4"), {}, "scheduler_config.max_num_seqs"),
+    "tokens": (
+        ("--max-num-batched-tokens", "256"),
+        {},
+        "scheduler_config.max_num_batched_tokens",
+    ),
+    "block": (("--block-size", "64"), {}, "cache_config.block_size"),
+    "type": (("--dtype", "float32"), {}, "model_config.dtype"),
+    "log probabilities": (("--max-logprobs", "5"), {}, "model_config.max_logprobs"),
+    "plugins": ((), {"VLLM_PLUGINS": "flytune_switch"}, "environment.VLLM_PLUGINS"),
+    "CUDA": ((), {"CUDA_HOME": "/usr/local/cuda"}, "environment.CUDA_HOME"),
+    "Ray": (
+        (),
+        {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"},
+        "environment.RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+    ),
+    "no mega-artifact": (
+        (),
+        {"VLLM_USE_MEGA_AOT_ARTIFACT": "0"},
+        "environment.VLLM_USE_MEGA_AOT_ARTIFACT",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_factor_is_the_one_that_is_named(
+    change: str, usual: VllmFactors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, env, name = CHANGES[change]
+    for variable, value in env.items():
+        monkeypatch.setenv(variable, value)
+    found = predict(usual, live(*(words if words == OTHER_SIZES else SERVE + words)))
+    assert not found.hit
+    first, *others = (one.name for one in found.differences)
+    assert name in (first, *others)
+    # What follows from it, and nothing else.
+    follows = {
+        "tokens": {"compilation_config.compile_ranges_endpoints"},
+        "type": {"model_config.hf_config.dtype"},
+        "no mega-artifact": {"location", "functorch.bundled_autograd_cache"},
+    }
+    assert {first, *others} - {name} <= follows.get(change, set())
+
+
+def test_another_path_of_the_model(usual: VllmFactors, tmp_path: Path) -> None:
+    copy = shutil.copytree(TINY, tmp_path / "tiny")
+    found = predict(usual, live(str(copy), *SERVE[1:]))
+    assert [one.name for one in found.differences] == ["model_config.model"]
+    assert found.differences[0].line.endswith("counts as it is written")
+
+
+def test_another_config_of_the_model(
+    usual: VllmFactors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is the same, as on hosts that hold unlike checkpoints there."""
+    copy = shutil.copytree(TINY, tmp_path / "tiny")
+    before = replace(live(str(copy), *SERVE[1:]), exact=True)
+    path = copy / "config.json"
+    path.write_text(path.read_text().replace('"rope_theta": 5', '"rope_theta": 6'))
+    (one,) = predict(before, live(str(copy), *SERVE[1:])).differences
+    assert one.name == "model_config.hf_config.rope_parameters.rope_theta"
+    assert one.also == ("model_config.hf_text_config.rope_parameters.rope_theta",)
+
+
+def test_a_setting_of_inductors(usual: VllmFactors) -> None:
+    import torch._inductor.config
+
+    with torch._inductor.config.patch(max_autotune=True):
+        found = predict(usual, live(*SERVE))
+    (one,) = found.differences
+    assert one.line == (
+        "inductor.max_autotune: baked `false`, here `true`; "
+        "a setting of torch._inductor.config"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--port", "80"), {}),
+        (("--seed", "3"), {}),
+        (("--served-model-name", "other"), {}),
+        (("--gpu-memory-utilization", "0.5"), {}),
+        (("--no-enable-prefix-caching",), {}),
+        (("--load-format", "dummy"), {}),
+        ((), {"HOME": "/nowhere", "VLLM_CACHE_ROOT": "/nowhere/vllm"}),
+        ((), {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}),
+    ],
+)
+def test_what_is_in_no_key(
+    words: tuple[str, ...],
+    env: dict[str, str],
+    usual: VllmFactors,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, value in env.items():
+        monkeypatch.setenv(variable, value)
+    found = predict(usual, live(*SERVE, *words))
+    assert found.differences == ()
+    assert found.hit
+
+
+def test_nothing_of_this_machine_is_in_a_key(usual: VllmFactors) -> None:
+    assert os.environ["HOME"] != "/"
+    check_portable(usual, SERVE)
