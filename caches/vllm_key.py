@@ -129,15 +129,18 @@ def engine_config(arguments: list[str]) -> Any:
         raise _refused(_reason(error)) from error
 
 
-def vllm_factors(config: Any) -> dict[str, Any]:
+def vllm_factors(config: Any, *, started: bool = False) -> dict[str, Any]:
     """Return the key of each compiled class, and what it is made of, as JSON.
+
+    Args:
+        started: whether it is that of an engine that runs, which has completed it.
 
     Raises:
         FlytuneError: this vLLM makes its key in another way.
     """
     import vllm
 
-    complete = vllm_completed.complete(config)
+    complete = started or vllm_completed.complete(config)
     hashed = private(_CACHING, "aot_compile_hash_factors")[2](config)
     parts = {"vllm": _part(vllm.__version__, {"version": vllm.__version__})}
     parts["environment"] = _environment(hashed[0])

@@ -18,6 +18,7 @@ from typing import Any
 
 from flytune.caches.child import die_with_parent
 from flytune.caches.compat import private
+from flytune.caches.vllm_key import engine_config
 from flytune.caches.vllm_plugin import COUNTS_VARIABLE
 
 REPORT_VARIABLE = "FLYTUNE_VLLM_REPORT"
@@ -26,11 +27,15 @@ _SEED = 10_000
 # One token comes of the prefill, and one of a decode.
 _NEW_TOKENS = 2
 _ONE_EACH = ("rank", "mode")
+# Neither is in any key.
+_WITHOUT_A_MODEL = ("--load-format=dummy", "--skip-tokenizer-init")
 
 
 def main() -> None:
     """Run the engine of this command's arguments and end."""
     die_with_parent()
+    # As the command `vllm` does.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     report = os.environ.get(REPORT_VARIABLE)
     if not report:
         _run(sys.argv[1:])
@@ -49,38 +54,12 @@ def main() -> None:
     part.replace(report)
 
 
-def engine_arguments(words: Sequence[str]) -> Any:
-    """Return vLLM's own engine arguments for those of `vllm serve`.
-
-    The weights are dummies and no tokenizer is looked for: neither is in any key.
-
-    Raises:
-        FlytuneError: this vLLM has another command line.
-        SystemExit: vLLM refuses the arguments; it says why.
-    """
-    make = private("vllm.entrypoints.launchers.cli_args", "make_arg_parser")[2]
-    parser = private("vllm.utils.argparse_utils", "FlexibleArgumentParser")[2]
-    engine = private("vllm.engine.arg_utils", "AsyncEngineArgs")[2]
-    args = make(parser(prog="vllm serve")).parse_args(list(words))
-    if args.model_tag is not None:
-        args.model = args.model_tag
-    args.load_format = "dummy"
-    args.skip_tokenizer_init = True
-    return engine.from_cli_args(args)
-
-
 def _run(words: Sequence[str]) -> dict[str, Any]:
     """Start the engine, serve every size, end it; return seconds and sizes."""
     start = time.perf_counter()
-    arguments = engine_arguments(words)
-    engine_of = private("vllm.v1.engine.llm_engine", "LLMEngine.from_engine_args")[2]
-    usage = private("vllm.usage.usage_lib", "UsageContext")[2]
+    engine_of = private("vllm.v1.engine.llm_engine", "LLMEngine.from_vllm_config")[2]
     imported = time.perf_counter()
-    # Defaults are other ones for other uses, and in the key. The model runs in a
-    # process of its own, as it does in serving.
-    engine = engine_of(
-        *(arguments, usage.OPENAI_API_SERVER), enable_multiprocessing=True
-    )
+    engine = engine_of(engine_config([*words, *_WITHOUT_A_MODEL]))
     started = time.perf_counter()
     try:
         sizes = served_sizes(engine.vllm_config)

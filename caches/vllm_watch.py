@@ -13,14 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.archive import BundleError
 from flytune.caches.bundle import Bundle
 from flytune.caches.codes import Code
 from flytune.caches.compat import Wrapper, private, wrap
 from flytune.caches.hook.flytune_hook import say
 from flytune.caches.hook.flytune_imports import AfterImport
 from flytune.caches.ledger import Kind
+from flytune.caches.vllm_factors import VllmFactors
+from flytune.caches.vllm_key import vllm_factors
 from flytune.caches.vllm_plugin import COUNTS_VARIABLE
+from flytune.caches.vllm_why import baked_factors, predict
 from flytune.shapes.errors import FlytuneError
 
 _WORK = {
@@ -121,28 +123,27 @@ class Watch:
         def load(model: Any, path: str) -> Any:
             found = inner(model, path)
             if found is None:
-                self._reasons.append(self._why_not_loaded(Path(path)))
+                self._reasons.append(self._why_not_loaded(model, Path(path)))
                 if self._strict:
                     raise self._missed()
             return found
 
         return load
 
-    def _why_not_loaded(self, path: Path) -> str:
+    def _why_not_loaded(self, model: Any, path: Path) -> str:
         if path.exists():
             return "vLLM could not load what the bundle holds, and says why above"
-        key = path.parent.parent.name
-        baked = self._baked_key()
-        holds = f", which holds {baked[:16]}" if baked else ""
-        return f"vLLM's key {key[:16]} is not in the bundle{holds}"
-
-    def _baked_key(self) -> str:
+        missed = f"vLLM's key {path.parent.parent.name[:16]} is not in the bundle"
         if self._directory is None:
-            return ""
+            return missed
         try:
-            return str(Bundle.open(self._directory).manifest.program.get("key") or "")
-        except BundleError:
-            return ""
+            baked = baked_factors(Bundle.open(self._directory).manifest)
+            row = vllm_factors(model.vllm_config, started=True)
+            found = predict(baked, VllmFactors.from_json(row)).differences
+        # A bundle without factors, or a part of vLLM's that is not as it was.
+        except FlytuneError as error:
+            return f"{missed}, and what differs is not known: {error}"
+        return f"{missed}: {'; '.join(one.line for one in found)}"
 
     def _missed(self) -> FlytuneError:
         return FlytuneError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flytune.caches import vllm_factors
 from flytune.caches.directories import VLLM_DIR, variables
 from flytune.caches.expected import CACHES
 from flytune.caches.keyring import own_key
@@ -108,15 +109,15 @@ def bake(folder: Path, backend: str) -> Baked:
             session(*SERVE, env=env, report=folder / f"pass{number}.json")
             for number in (1, 2)
         )
+        asked = vllm_factors.ask(SERVE, env)
     for lock in [*staged.rglob("*.lock")]:
         lock.unlink()
-    stored = staged / CACHES / VLLM_DIR / "torch_compile_cache" / "torch_aot_compile"
-    keys = [path.name for path in stored.iterdir()] if stored.exists() else []
+    factors = asked.after_bake(staged / CACHES / VLLM_DIR)
     manifest = Manifest(
         created="2026-01-02T03:04:05Z",
         flytune="0.1.0",
         model={"name": "tiny"},
-        program={"kind": "vllm", "arguments": list(SERVE), "key": "".join(keys)},
+        program=vllm_factors.program_row(SERVE, factors),
         policy={"env": policy, "threads": _THREADS},
         inductor_config={},
         target=Target.here(threads=_THREADS).to_json(),
