@@ -26,9 +26,9 @@ from flytune.caches.vllm_why import baked_factors, predict
 from flytune.shapes.errors import FlytuneError
 
 _WORK = {
-    Kind.LOWERED: "graphs lowered",
-    Kind.CPP_COMPILED: "C++ kernels compiled",
-    Kind.TRITON_COMPILED: "Triton kernels compiled",
+    Kind.LOWERED: ("graph", "lowered"),
+    Kind.CPP_COMPILED: ("C++ kernel", "compiled"),
+    Kind.TRITON_COMPILED: ("Triton kernel", "compiled"),
 }
 _DECORATORS = "vllm.compilation.decorators"
 _LOAD = "_try_load_aot_compiled_fn"
@@ -115,7 +115,9 @@ class Watch:
             raise self._missed()
         if self._started and self._directory is not None and not self._said:
             self._said = True
-            say(f"vLLM compiles after its start: {_WORK[kind]} ({Code.ENGINE_MISS})")
+            noun, verb = _WORK[kind]
+            text = f"vLLM compiles after its start: a {noun} is {verb}"
+            say(f"{text} ({Code.ENGINE_MISS})")
 
     def _load(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Learn whether vLLM finds the model that it compiled ahead of time."""
@@ -153,7 +155,7 @@ class Watch:
         )
 
     def _described(self) -> str:
-        work = [f"{number} {_WORK[kind]}" for kind, number in self._counts.items()]
+        work = [_counted(n, *_WORK[kind]) for kind, n in self._counts.items()]
         return "; ".join([*self._reasons, ", ".join(work)]).removesuffix("; ")
 
     def _watch_start(self) -> None:
@@ -177,7 +179,7 @@ class Watch:
                 say(f"vLLM missed the bundle: {self._described()} ({Code.ENGINE_MISS})")
             else:
                 loaded = counts["aot_loads"]
-                models = f"{loaded} models loaded, " if loaded else ""
+                models = f"{_counted(loaded, 'model', 'loaded')}, " if loaded else ""
                 say(f"vLLM hit the bundle: {models}nothing compiled")
         if folder := os.environ.get(COUNTS_VARIABLE):
             mode = wrapper.vllm_config.compilation_config.mode
@@ -202,6 +204,10 @@ class _Imported(AfterImport):
 
     def unwatchable(self, fullname: str) -> None:
         say(f"cannot watch the import of {fullname} ({Code.UNWATCHABLE})")
+
+
+def _counted(number: int, noun: str, verb: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''} {verb}"
 
 
 def _is_kernel(builder: Any) -> bool:

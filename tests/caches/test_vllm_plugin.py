@@ -84,5 +84,5 @@ def test_strict_compiles_nothing(tmp_path: Path) -> None:
     env = {"FLYTUNE_BUNDLE": str(installable(tmp_path)), "FLYTUNE_STRICT": "1"}
     done = run(INDUCTOR + REGISTER + COMPILE, **env)
     assert done.returncode == 1
-    assert "FlytuneError: vLLM missed the bundle: 1 graphs lowered" in done.stderr
+    assert "FlytuneError: vLLM missed the bundle: 1 graph lowered" in done.stderr
     assert not list((tmp_path / "home").rglob("*.main.*"))
