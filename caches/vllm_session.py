@@ -36,20 +36,22 @@ def main() -> None:
     die_with_parent()
     # As the command `vllm` does.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    report = os.environ.get(REPORT_VARIABLE)
-    if not report:
-        _run(sys.argv[1:])
-        return
     with tempfile.TemporaryDirectory(prefix="flytune-vllm-") as folder:
         os.environ[COUNTS_VARIABLE] = folder
         row = _run(sys.argv[1:])
         workers = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    if report := os.environ.get(REPORT_VARIABLE):
+        _write(Path(report), row, workers)
+
+
+def _write(report: Path, row: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+    """Write what it took, and of the workers their sums and each by itself."""
     workers.sort(key=lambda worker: int(worker["rank"]))
     total: Counter[str] = Counter()
     for worker in workers:
         total.update({k: v for k, v in worker.items() if k not in _ONE_EACH})
     line = json.dumps({**row, **total, "workers": workers}) + "\n"
-    part = Path(report).with_suffix(".part")
+    part = report.with_suffix(".part")
     part.write_text(line)
     part.replace(report)
 

@@ -6,9 +6,10 @@ something is compiled later.
 
 import json
 import os
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flytune.caches.codes import Code
 from flytune.caches.compat import Wrapper, private, wrap
 from flytune.caches.hook.flytune_hook import say
 from flytune.caches.hook.flytune_imports import AfterImport
+from flytune.caches.hook.flytune_torch import ISA, probe_alone
 from flytune.caches.ledger import Kind
 from flytune.caches.vllm_factors import VllmFactors
 from flytune.caches.vllm_key import vllm_factors
@@ -42,6 +44,10 @@ _COUNTED = {
     "inductor_compiles": "num_inductor_compiles",
     "artifacts_loaded": "num_compiled_artifacts_loaded",
 }
+
+
+_FOUND = ("aot_loads", "artifacts_loaded", "graph_hits")
+_GRAPH = ("graph", "loaded")
 
 
 class Watch:
@@ -77,8 +83,11 @@ class Watch:
             self._when(module, partial(wrap, module, path, self._counted(kind)))
         self._when(_DECORATORS, partial(wrap, _DECORATORS, _LOAD, self._load))
         self._when(_WORKER, self._watch_start)
+        if self._directory is None:
+            # As the hook does it where there is a bundle.
+            self._when(ISA, lambda: probe_alone(sys.modules[ISA]))
 
-    def _when(self, module: str, act: Callable[[], None]) -> None:
+    def _when(self, module: str, act: Callable[[], object]) -> None:
         def guarded() -> None:
             try:
                 act()
@@ -142,8 +151,8 @@ class Watch:
             baked = baked_factors(Bundle.open(self._directory).manifest)
             row = vllm_factors(model.vllm_config, started=True)
             found = predict(baked, VllmFactors.from_json(row)).differences
-        # A bundle without factors, or a part of vLLM's that is not as it was.
-        except FlytuneError as error:
+        # Whatever vLLM's private parts do, serving goes on.
+        except Exception as error:
             return f"{missed}, and what differs is not known: {error}"
         return f"{missed}: {'; '.join(one.line for one in found)}"
 
@@ -162,6 +171,8 @@ class Watch:
         """Say how it went when a worker has started; its wrapper hands it each call."""
         owner = private(_WORKER, "WorkerWrapperBase.__getattr__")[0]
         private(_WORKER, f"WorkerBase.{_START}")
+        for name in _COUNTED.values():
+            private(_COUNTER, f"compilation_counter.{name}")
 
         def compile_or_warm_up_model(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
             result = getattr(wrapper.worker, _START)(*args, **kwargs)
@@ -171,16 +182,17 @@ class Watch:
         setattr(owner, _START, compile_or_warm_up_model)
 
     def _has_started(self, wrapper: Any) -> None:
+        """Say how the start went, and write it where it is asked for.
+
+        Raises:
+            FlytuneError: strict, and the engine took nothing of the bundle.
+        """
         self._started = True
         found = vars(private(_COUNTER, "compilation_counter")[2])
         counts = {ours: int(found[name]) for ours, name in _COUNTED.items()}
-        if self._directory is not None:
-            if self._counts or self._reasons:
-                say(f"vLLM missed the bundle: {self._described()} ({Code.ENGINE_MISS})")
-            else:
-                loaded = counts["aot_loads"]
-                models = f"{_counted(loaded, 'model', 'loaded')}, " if loaded else ""
-                say(f"vLLM hit the bundle: {models}nothing compiled")
+        # Of torch's own caches, where they are what vLLM compiles by.
+        graphs = private("torch._dynamo.utils", "counters")[2]["inductor"]
+        counts["graph_hits"] = int(graphs["fxgraph_cache_hit"])
         if folder := os.environ.get(COUNTS_VARIABLE):
             mode = wrapper.vllm_config.compilation_config.mode
             row = {"rank": wrapper.global_rank, "mode": int(mode), **counts}
@@ -189,12 +201,28 @@ class Watch:
             part = path.with_suffix(".part")
             part.write_text(json.dumps(row))
             part.replace(path)
+        if self._directory is not None:
+            self._say_start(counts)
+
+    def _say_start(self, counts: Mapping[str, int]) -> None:
+        loaded = (
+            _counted(counts["aot_loads"], "model", "loaded"),
+            _counted(counts["artifacts_loaded"] + counts["graph_hits"], *_GRAPH),
+        )
+        if not self._counts and not any(counts[name] for name in _FOUND):
+            self._reasons.append("the engine asks for nothing that it holds")
+        if not self._counts and not self._reasons:
+            say(f"vLLM hit the bundle: {', '.join(loaded)}, nothing compiled")
+        elif self._strict:
+            raise self._missed()
+        else:
+            say(f"vLLM missed the bundle: {self._described()} ({Code.ENGINE_MISS})")
 
 
 class _Imported(AfterImport):
     """Acts when a module was imported, or now."""
 
-    def __init__(self, module: str, act: Callable[[], None]) -> None:
+    def __init__(self, module: str, act: Callable[[], object]) -> None:
         super().__init__([module])
         self._act = act
 

@@ -39,6 +39,7 @@ _WATCHED = (
     "torch._dynamo.output_graph",
     _CALLBACKS,
     "torch._inductor.codecache",
+    flytune_torch.ISA,
     "triton.runtime.build",
 )
 _CONFIGS = {"torch._inductor.config": "inductor", "torch._dynamo.config": "dynamo"}

@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -131,7 +132,31 @@ def name_formats(codecache: Any) -> Callable[[], None]:
     return lambda: setattr(pickler, "__init__", init)
 
 
+def probe_alone(cpu_vec_isa: Any) -> Callable[[], None]:
+    """Let one thread at a time find out which instruction sets there are.
+
+    torch changes a set's compiler flags while it probes it, and a kernel that another
+    thread looks for meanwhile has them in its key, in another order. Returns what sets
+    it back.
+
+    Args:
+        cpu_vec_isa: the module `torch._inductor.cpu_vec_isa`.
+    """
+    probe = cpu_vec_isa.valid_vec_isa_list
+    lock = threading.RLock()
+
+    @functools.wraps(probe)
+    def probe_locked() -> Any:
+        with lock:
+            return probe()
+
+    cpu_vec_isa.valid_vec_isa_list = probe_locked
+    return lambda: setattr(cpu_vec_isa, "valid_vec_isa_list", probe)
+
+
+ISA = "torch._inductor.cpu_vec_isa"
 _Mend = Callable[[Any], Callable[[], None]]
+_OF_CPUS: Mapping[str, _Mend] = {ISA: probe_alone}
 _OF_ACCELERATORS: Mapping[str, _Mend] = {"triton.runtime.build": name_platform}
 # Of torch before 2.15, where precompiled entries are looked for.
 _OF_PRECOMPILED: Mapping[str, _Mend] = {
@@ -140,6 +165,7 @@ _OF_PRECOMPILED: Mapping[str, _Mend] = {
 }
 MENDED = {*_OF_ACCELERATORS, *_OF_PRECOMPILED}
 """Modules that are watched for nothing else."""
+MENDED = {*_OF_CPUS, *_OF_ACCELERATORS, *_OF_PRECOMPILED}
 
 
 def mends_for(policy: Mapping[str, Any]) -> Mapping[str, _Mend]:
@@ -153,6 +179,8 @@ def mends_for(policy: Mapping[str, Any]) -> Mapping[str, _Mend]:
         **(_OF_ACCELERATORS if policy.get("device", "cpu") != "cpu" else {}),
         **(_OF_PRECOMPILED if policy.get("dynamo", {}).get(PRECOMPILE) else {}),
         **(keys if policy.get("portable_keys") else {}),
+        **(_OF_ACCELERATORS if device != "cpu" else _OF_CPUS),
+        **(_OF_PRECOMPILED if dynamo.get(PRECOMPILE) else {}),
     }
 
 

@@ -40,7 +40,10 @@ if __name__ == "__main__":
 """
 # What is the same for both backends.
 ONE = pytest.mark.parametrize("baked", ["torch"], indirect=True)
-HIT = re.compile(r"flytune: vLLM hit the bundle: (1 model loaded, )?nothing compiled")
+HIT = re.compile(
+    r"flytune: vLLM hit the bundle: \d models? loaded, \d graphs? loaded, "
+    "nothing compiled"
+)
 MISS = re.compile(r"flytune: vLLM missed the bundle: .*\(FT109\)")
 
 
