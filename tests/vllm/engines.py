@@ -60,7 +60,7 @@ def environment(home: Path, backend: str, **more: str) -> dict[str, str]:
         "HOME": str(home),
         "FLYTUNE_HOME": str(home / "flytune"),
         "TMPDIR": str(home / "tmp"),
-        "VLLM_TEST_BACKEND": backend,
+        "SWITCH_BACKEND": backend,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         **more,

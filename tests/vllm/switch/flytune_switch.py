@@ -1,6 +1,6 @@
 """A plugin of vLLM's for tests: its CPU platform compiles as its GPU platforms do.
 
-With VLLM_TEST_BACKEND=vllm the engine keeps the compile backend that it would have
+With SWITCH_BACKEND=vllm the engine keeps the compile backend that it would have
 on a GPU, where the CPU platform takes torch's own, and linears are aten's, as there.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 def register() -> None:
     """Switch this process, once; vLLM calls it in each one of an engine."""
-    if os.environ.get("VLLM_TEST_BACKEND") == "vllm":
+    if os.environ.get("SWITCH_BACKEND") == "vllm":
         _plain_linears()
         _keep_backend()
 
