@@ -118,7 +118,7 @@ def test_a_bake_under_another_key(tmp_path: Path) -> None:
 
 
 def test_a_bake_that_kept_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FlytuneError, match="vLLM kept nothing .* VLLM_COMPILE"):
+    with pytest.raises(FlytuneError, match=r"vLLM kept nothing .* VLLM_COMPILE"):
         factors().after_bake(tmp_path)
 
 

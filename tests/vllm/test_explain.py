@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import SERVE, TINY, Baked, environment, python, session
+from engines import HERE, SERVE, TINY, Baked, environment, python, session
 from shared import shared
 
 from flytune.caches.bundle import Bundle
@@ -43,7 +43,6 @@ def explained(baked: Baked, tmp_path_factory: pytest.TempPathFactory) -> Path:
             factors = ask(SERVE, environment(Path(home), baked.backend))
         root = folder / "placed" / CACHES / VLLM_DIR
         row = program_row(SERVE, factors.after_bake(root))
-        (folder / "placed" / "manifest.json").unlink()
         out = folder / "bundle.tar.zst"
         whole = replace(manifest, program=row)
         return pack(folder / "placed", whole, out, keys=[own_key()])
@@ -107,6 +106,7 @@ def here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as home:
         for name, value in environment(Path(home), "vllm").items():
             patch.setenv(name, value)
+        patch.syspath_prepend(HERE / "switch")
         import flytune_switch
 
         flytune_switch.register()
