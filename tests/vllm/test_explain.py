@@ -10,14 +10,8 @@ from pathlib import Path
 
 import pytest
 from engines import HERE, SERVE, TINY, Baked, environment, python, session
-from shared import shared
 
-from flytune.caches.bundle import Bundle
-from flytune.caches.directories import VLLM_DIR
-from flytune.caches.expected import CACHES
-from flytune.caches.keyring import own_key
-from flytune.caches.packing import pack
-from flytune.caches.vllm_factors import VllmFactors, ask, check_portable, program_row
+from flytune.caches.vllm_factors import VllmFactors, check_portable
 from flytune.caches.vllm_why import predict
 
 pytestmark = pytest.mark.vllm
@@ -32,24 +26,6 @@ def host() -> Iterator[Path]:
         yield Path(home)
 
 
-@pytest.fixture
-def explained(baked: Baked, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle with what its key is made of."""
-
-    def make(folder: Path) -> Path:
-        Bundle.open(baked.bundle).place(folder / "placed")
-        manifest = Bundle.open(baked.bundle).manifest
-        with tempfile.TemporaryDirectory(prefix="baker-") as home:
-            factors = ask(SERVE, environment(Path(home), baked.backend))
-        root = folder / "placed" / CACHES / VLLM_DIR
-        row = program_row(SERVE, factors.after_bake(root))
-        out = folder / "bundle.tar.zst"
-        whole = replace(manifest, program=row)
-        return pack(folder / "placed", whole, out, keys=[own_key()])
-
-    return shared(tmp_path_factory, f"explained-{baked.backend}", make)
-
-
 def explain(
     bundle: Path, *words: str, env: Mapping[str, str], code: int = 0
 ) -> list[str]:
@@ -59,24 +35,22 @@ def explain(
 
 
 @VLLM
-def test_a_hit_on_another_host(explained: Path, baked: Baked, host: Path) -> None:
+def test_a_hit_on_another_host(baked: Baked, host: Path) -> None:
     """Another home, cache root and port, weights, seed and memory are in no key."""
     more = {"VLLM_CACHE_ROOT": str(host / "elsewhere"), "OMP_NUM_THREADS": "1"}
     env = environment(host, baked.backend, **more)
     words = ("--port", "80", "--seed", "7", "--load-format", "dummy")
-    lines = explain(explained, "--engine", "vllm", "--", *SERVE, *words, env=env)
+    lines = explain(baked.bundle, "--engine", "vllm", "--", *SERVE, *words, env=env)
     assert lines[0].startswith("hit      vLLM 0.32.0 looks for ")
     assert lines[1:] == [f"note     the key holds a path: model_config.model: {TINY}"]
 
 
 @VLLM
-def test_a_miss_that_an_engine_has_too(
-    explained: Path, baked: Baked, host: Path
-) -> None:
+def test_a_miss_that_an_engine_has_too(baked: Baked, host: Path) -> None:
     env = environment(host, baked.backend, CUDA_HOME="/usr/local/cuda")
     words = (*SERVE, "--max-model-len", "256")
     given = ("--engine", "vllm", "--json", "--", *words)
-    first, *rows = map(json.loads, explain(explained, *given, env=env, code=1))
+    first, *rows = map(json.loads, explain(baked.bundle, *given, env=env, code=1))
     assert (first["hit"], first["exact"]) == (False, True)
     assert {row["factor"] for row in rows} == {
         "environment.CUDA_HOME",
@@ -89,11 +63,9 @@ def test_a_miss_that_an_engine_has_too(
 
 
 @VLLM
-def test_lora_compiles_nothing_on_a_cpu(
-    explained: Path, baked: Baked, host: Path
-) -> None:
+def test_lora_compiles_nothing_on_a_cpu(baked: Baked, host: Path) -> None:
     env = environment(host, baked.backend)
-    lines = explain(explained, "--engine", "vllm", "--lora", env=env, code=1)
+    lines = explain(baked.bundle, "--engine", "vllm", "--lora", env=env, code=1)
     assert any(
         line.startswith("differs  lora_config: baked `absent`") for line in lines
     )
