@@ -35,7 +35,11 @@ def complete(config: Any) -> bool:
     model = config.model_config
     if model.is_hybrid or model.is_attention_free or model.is_encoder_decoder:
         return False
-    backend = _backend(config)
+    try:
+        backend = _backend(config)
+    # A plain layer has no backend here: the model's own ones ask for another.
+    except (NotImplementedError, ValueError):
+        return False
     base = private(_LAYERS, "AttentionLayerBase")[2]
     answers = {
         "get_attn_backend": lambda _: backend,

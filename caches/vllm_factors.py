@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from flytune.caches.child import run_module
@@ -149,13 +150,18 @@ class VllmFactors:
         return replace(found, exact=exact)
 
 
-def ask(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> VllmFactors:
+def ask(
+    arguments: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    inductor: Mapping[str, Any] = MappingProxyType({}),
+) -> VllmFactors:
     """Return the factors of the key of `vllm serve ARGUMENTS`, starting no engine.
 
     They are asked for in a fresh process of this interpreter, which must be vLLM's.
 
     Args:
         env: The environment that serving has; None for this process's.
+        inductor: The policy's settings of Inductor, which serving from a bundle has.
 
     Raises:
         FlytuneError: vLLM is absent, refuses the arguments, or has changed a private
@@ -166,7 +172,7 @@ def ask(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> VllmF
     clean = {k: v for k, v in whole.items() if not k.startswith(_PLUGIN)}
     with tempfile.TemporaryDirectory(prefix="flytune-") as directory:
         result = Path(directory) / "factors.json"
-        request = {"arguments": list(arguments)}
+        request = {"arguments": list(arguments), "inductor": dict(inductor)}
         run_module(_MODULE, request, result, clean, what="computing vLLM's key")
         return VllmFactors.from_json(json.loads(result.read_bytes()))
 

@@ -17,6 +17,7 @@ from typing import Any
 from flytune.caches import vllm_completed
 from flytune.caches.child import die_with_parent
 from flytune.caches.compat import changed_interface, private
+from flytune.caches.hook.flytune_torch import set_default
 from flytune.caches.vllm_compiled import compiled_classes, forward_of
 from flytune.caches.vllm_values import config_factors, flat
 from flytune.shapes.errors import FlytuneError
@@ -43,6 +44,11 @@ _PRIVATE = (
     ("vllm.utils.argparse_utils", "FlexibleArgumentParser"),
     ("vllm.entrypoints.launchers.cli_args", "make_arg_parser"),
     (_ARGUMENTS, "AsyncEngineArgs.create_engine_config"),
+)
+# What vLLM raises of arguments, a model or a host that do not suit it.
+_REFUSALS = (
+    *(AssertionError, ImportError, KeyError, OSError),
+    *(RuntimeError, TypeError, ValueError),
 )
 # What vLLM does in the middle of long functions, which nothing can call.
 _SOURCES = (
@@ -250,6 +256,21 @@ def _set_since(before: Mapping[str, str]) -> Iterator[str]:
             yield name
 
 
+def _set_policy(inductor: Mapping[str, Any]) -> None:
+    """Set what serving from a bundle sets of Inductor's, which is all in the key.
+
+    Raises:
+        FlytuneError: this torch has no setting of that name.
+    """
+    import torch._inductor.config
+
+    for name, value in inductor.items():
+        try:
+            set_default(torch._inductor.config, name, value)
+        except LookupError as error:
+            raise FlytuneError(str(error.args[0])) from error
+
+
 def main(argv: list[str]) -> None:
     """Read a request, write a result; see `vllm_factors.ask`."""
     die_with_parent()
@@ -262,6 +283,7 @@ def main(argv: list[str]) -> None:
     # The engine's processes import torch after vLLM has set these: this one has not.
     if _AGAIN not in argv and any(_set_since(before)):
         os.execv(sys.executable, [sys.executable, "-m", MODULE, *argv, _AGAIN])
+    _set_policy(request.get("inductor", {}))
     Path(argv[1]).write_text(json.dumps(vllm_factors(config)))
 
 

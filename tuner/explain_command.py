@@ -46,7 +46,9 @@ def explain_command(
     words = list(arguments or manifest.program["arguments"])
     if lora and _LORA not in words:
         words.append(_LORA)
-    live = ask(words, {**os.environ, **manifest.policy.get("env", {})})
+    policy = manifest.policy
+    env = {**os.environ, **policy.get("env", {})}
+    live = ask(words, env, policy.get("inductor", {}))
     prediction = predict(baked, live)
     if as_json:
         for row in _rows(prediction, live):

@@ -46,7 +46,7 @@ def make(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
             flytune="0.1.0",
             model={"name": "llama"},
             program=program,
-            policy={"env": {"SERVING": "1"}},
+            policy={"env": {"SERVING": "1"}, "inductor": {"max_autotune": True}},
             inductor_config={},
             target={"hardware": {}, "software": {}},
             software="serving",
@@ -72,8 +72,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """An engine whose key changes with its arguments; returns what it was asked."""
     seen: list[Sequence[str]] = []
 
-    def ask(words: Sequence[str], env: dict[str, str]) -> VllmFactors:
-        assert env["SERVING"] == "1"
+    def ask(
+        words: Sequence[str], env: dict[str, str], inductor: dict[str, bool]
+    ) -> VllmFactors:
+        assert (env["SERVING"], inductor) == ("1", {"max_autotune": True})
         seen.append(words)
         if tuple(words) == ARGUMENTS:
             return factors()

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from engines import HERE, SERVE, TINY, Baked, environment, python, session
 
-from flytune.caches.vllm_factors import VllmFactors, check_portable
+from flytune.caches.vllm_factors import VllmFactors, ask, check_portable
 from flytune.caches.vllm_why import predict
+from flytune.shapes.errors import FlytuneError
 
 pytestmark = pytest.mark.vllm
 
@@ -175,6 +176,17 @@ def test_a_setting_of_inductors(usual: VllmFactors) -> None:
         "inductor.max_autotune: baked `false`, here `true`; "
         "a setting of torch._inductor.config"
     )
+
+
+def test_the_policys_settings_are_in_the_key(host: Path) -> None:
+    env = environment(host, "vllm")
+    plain, set_by_policy = ask(SERVE, env), ask(SERVE, env, {"cpp.threads": 3})
+    (one,) = predict(replace(plain, exact=True), set_by_policy).differences
+    assert (one.name, one.live) == ("inductor.cpp.threads", "3")
+    assert plain.keys != set_by_policy.keys
+    unknown = "no setting that the policy names: `no.such`"
+    with pytest.raises(FlytuneError, match=unknown):
+        ask(SERVE, env, {"no.such": 1})
 
 
 @pytest.mark.parametrize(
