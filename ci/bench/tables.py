@@ -13,6 +13,7 @@ from typing import Any
 from results import RESULTS
 from tables_amd import compile_text, coverage_text
 from tables_faults import faults_text, fuzz_text
+from tables_vllm import keys_text
 
 README = Path(__file__).parents[2] / "README.md"
 Result = Mapping[str, Any]
@@ -270,6 +271,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "faults": faults_text,
     "compile": compile_text,
     "coverage": coverage_text,
+    "vllm_keys": keys_text,
 }
 
 if __name__ == "__main__":
