@@ -283,7 +283,7 @@ def main(argv: list[str]) -> None:
     # The engine's processes import torch after vLLM has set these: this one has not.
     if _AGAIN not in argv and any(_set_since(before)):
         os.execv(sys.executable, [sys.executable, "-m", MODULE, *argv, _AGAIN])
-    _set_policy(request.get("inductor", {}))
+    _set_policy(request["inductor"])
     Path(argv[1]).write_text(json.dumps(vllm_factors(config)))
 
 
