@@ -119,14 +119,20 @@ UNCHANGED = Change("nothing", "")
 @click.command()
 @click.option("--only", type=int, multiple=True, help="Number of a change, from 0.")
 def main(only: tuple[int, ...]) -> None:
-    """Make the changes, print, and write the result file."""
+    """Make the changes, and print and write what came of them."""
     with tempfile.TemporaryDirectory(prefix="keys-") as directory:
         host = Host(Path(directory))
         baked, key, _ = host.tried(UNCHANGED)
         if set(baked.folders) != {key}:
             raise SystemExit(f"computed {baked.folders}, and the engine has {key}")
-        chosen = [CHANGES[at] for at in only] or CHANGES
-        rows = [_row(host, change, replace(baked, exact=True)) for change in chosen]
+        rows = []
+        for change in [CHANGES[at] for at in only] or CHANGES:
+            rows.append(_row(host, change, replace(baked, exact=True)))
+            # At once: an hour of engines is not lost with the last of them.
+            _write(rows, key)
+
+
+def _write(rows: list[dict[str, Any]], key: str) -> None:
     figures = {
         "changes": len(rows),
         "missed": sum(row["engine"] != key for row in rows),
@@ -135,9 +141,9 @@ def main(only: tuple[int, ...]) -> None:
         "same_key": sum(row["engine"] == row["computed"] for row in rows),
         "compute_s": round(statistics.median(row["compute_s"] for row in rows), 1),
     }
-    print(figures)
     slug = Target.here(threads=len(os.sched_getaffinity(0))).slug
-    print(f"wrote {write_result('vllm_keys', slug, figures, rows)}")
+    path = write_result("vllm_keys", slug, figures, rows)
+    print(f"wrote {path}: {figures}", flush=True)
 
 
 class Host:
