@@ -117,7 +117,10 @@ def estimate_lines(factors: VllmFactors) -> tuple[str, ...]:
     if found.tuned and found.sizes and found.device != "cpu":
         lines.append("the GEMMs of each static size are tuned, those of ranges are not")
     if factors.shapes.get("lora"):
-        lines.append("with LoRA each linear is a graph with its adapters")
+        lines.append(
+            "with LoRA every linear has its adapters' buffers, whose sizes come of "
+            "--max-loras, --max-lora-rank and --max-num-batched-tokens"
+        )
     if "inductor" in factors.parts:
         lines.append(f"policy in the keys of timings: {timing_policy(factors)}")
     return tuple(lines)

@@ -28,7 +28,7 @@ _REMARKS = {
     "code": "another vLLM, or a model's class of another plugin",
     "source": "vLLM compares the file when it loads, and compiles again",
     "location": "without a mega-artifact the paths of vLLM's own files count",
-    "lora_config": "with LoRA every linear is another graph",
+    "lora_config": "the graphs hold the adapters' buffers",
     "parallel_config": "ranks and how they talk to each other",
 }
 # Shorter values, such as true and 1, may be the same in two factors by chance.
@@ -163,7 +163,10 @@ def _of_part(
 
 
 def _presence(part: Mapping[str, Any] | None) -> str:
-    return _ABSENT if part is None else "present"
+    """Return what a part holds, which the other side has no such part of."""
+    if part is None:
+        return _ABSENT
+    return ", ".join(f"{name}={value}" for name, value in part["factors"].items())
 
 
 def _grouped(found: Iterator[Difference]) -> Iterator[Difference]:

@@ -9,11 +9,10 @@ def keys_text(result: Mapping[str, Any]) -> str:
     figures = result["figures"]
     count = figures["changes"]
     lines = [
-        f"{count} changes, made one by one: vLLM missed the unchanged key after "
-        f"{figures['missed']}, `flytune explain` foresaw {figures['foreseen']} of these "
-        f"misses and named the factor of {figures['named']}, and the key that it "
-        f"computed was the engine's in {figures['same_key']}. It took "
-        f"{figures['compute_s']:.0f} s a change, on a machine that was busy:",
+        f"{count} changes, made one by one. {figures['missed']} gave an engine of vLLM's "
+        f"another key; `flytune explain` foresaw {figures['foreseen']} misses, named the "
+        f"factor of {figures['named']}, and computed the very key of the engine in "
+        f"{figures['same_key']}, in {figures['compute_s']:.0f} s on a busy machine:",
         "",
         "| changed | what is said | the same key as the engine |",
         "| --- | --- | --- |",

@@ -61,7 +61,7 @@ def test_the_captured_sizes_as_static_ones() -> None:
 
 def test_lora_and_nothing_compiled() -> None:
     lora = estimate_lines(factors(shapes={"lora": True}))
-    assert "with LoRA each linear is a graph with its adapters" in lora
+    assert any(line.startswith("with LoRA every linear has its") for line in lora)
     (none,) = estimate_lines(factors(shapes={"mode": "NONE"}))
     assert none == "vLLM compiles nothing with these arguments: mode NONE"
 

@@ -68,8 +68,8 @@ def test_the_same_key_hits() -> None:
         ),
         (
             {"lora_config__max_loras": "1"},
-            "lora_config: baked `absent`, here `present`; "
-            "with LoRA every linear is another graph",
+            "lora_config: baked `absent`, here `max_loras=1`; "
+            "the graphs hold the adapters' buffers",
         ),
     ],
 )

@@ -130,7 +130,7 @@ def test_as_json(bundle: str) -> None:
 def test_lora(bundle: str, asked: list[Sequence[str]]) -> None:
     result = run(bundle, "--engine", "vllm", "--lora")
     assert result.exit_code == 1
-    assert "bake     with LoRA each linear is a graph" in result.stdout
+    assert "bake     with LoRA every linear has its" in result.stdout
     run(bundle, "--engine", "vllm", "--lora", "--", "llama", "--enable-lora")
     assert asked == [[*ARGUMENTS, "--enable-lora"], ["llama", "--enable-lora"]]
 
