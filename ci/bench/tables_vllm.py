@@ -9,10 +9,11 @@ def keys_text(result: Mapping[str, Any]) -> str:
     figures = result["figures"]
     count = figures["changes"]
     lines = [
-        f"{count} changes, made one by one. {figures['missed']} gave an engine of vLLM's "
-        f"another key; `flytune explain` foresaw {figures['foreseen']} misses, named the "
-        f"factor of {figures['named']}, and computed the very key of the engine in "
-        f"{figures['same_key']}, in {figures['compute_s']:.0f} s on a busy machine:",
+        f"{count} changes, made one by one. {figures['missed']} gave an engine "
+        f"another key; `flytune explain` foresaw {figures['foreseen']} misses, "
+        f"named the factor of {figures['named']}, and computed the very key of the "
+        f"engine in {figures['same_key']}, in {figures['compute_s']:.0f} s on a busy "
+        "machine:",
         "",
         "| changed | what is said | the same key as the engine |",
         "| --- | --- | --- |",
