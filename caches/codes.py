@@ -134,13 +134,13 @@ EXPLAINED: Mapping[Code, Explained] = {
         "FlyDSL is not here as it was at the build, and is served without",
         "install the flydsl that the line names, or leave it so",
     ),
-    Code.RANKS: Explained(
-        "the launch has another number of ranks than the bundle was baked with",
-        "launch as many, or build with the command that is launched",
-    ),
     Code.ENGINE_MISS: Explained(
         "the engine asks for what the bundle does not hold, and compiles it",
         "start it as the bundle was baked, or bake one for how it is started",
+    ),
+    Code.RANKS: Explained(
+        "the launch has another number of ranks than the bundle was baked with",
+        "launch as many, or build with the command that is launched",
     ),
     Code.UNREADABLE: Explained(
         "there is no bundle, or it cannot be read", "check its path and its mode"

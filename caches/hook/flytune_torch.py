@@ -163,9 +163,8 @@ _OF_PRECOMPILED: Mapping[str, _Mend] = {
     "torch._dynamo.guards": allow_unstored,
     "torch._dynamo.output_graph": rename_bound,
 }
-MENDED = {*_OF_ACCELERATORS, *_OF_PRECOMPILED}
-"""Modules that are watched for nothing else."""
 MENDED = {*_OF_CPUS, *_OF_ACCELERATORS, *_OF_PRECOMPILED}
+"""Modules that are watched for nothing else."""
 
 
 def mends_for(policy: Mapping[str, Any]) -> Mapping[str, _Mend]:
@@ -176,11 +175,9 @@ def mends_for(policy: Mapping[str, Any]) -> Mapping[str, _Mend]:
     """
     keys = {"torch._inductor.codecache": name_formats}
     return {
-        **(_OF_ACCELERATORS if policy.get("device", "cpu") != "cpu" else {}),
+        **(_OF_CPUS if policy.get("device", "cpu") == "cpu" else _OF_ACCELERATORS),
         **(_OF_PRECOMPILED if policy.get("dynamo", {}).get(PRECOMPILE) else {}),
         **(keys if policy.get("portable_keys") else {}),
-        **(_OF_ACCELERATORS if device != "cpu" else _OF_CPUS),
-        **(_OF_PRECOMPILED if dynamo.get(PRECOMPILE) else {}),
     }
 
 

@@ -47,5 +47,5 @@ def test_no_thread_sees_the_flags_of_a_probe() -> None:
 
 
 def test_it_is_for_processors_alone() -> None:
-    assert mends_for("cpu", {})[ISA] is probe_alone
-    assert ISA not in mends_for("cuda", {})
+    assert mends_for({"device": "cpu"})[ISA] is probe_alone
+    assert ISA not in mends_for({"device": "cuda"})

@@ -58,7 +58,7 @@ class Served:
     log: str
 
     def verify(self, *words: str) -> tuple[int, Any, str]:
-        """Return the exit code of `verify B -- WORDS`, its row and what else it said."""
+        """Return the exit code of `verify B -- WORDS`, its row and what it said."""
         home, before = self.folder / "home", ("verify", self.bundle, "--json")
         done = flytune(home, *before, *(("--", *words) if words else ()))
         row = json.loads(done.stdout) if done.stdout else None
