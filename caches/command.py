@@ -15,6 +15,7 @@ from typing import IO, Any, ClassVar
 from flytune.caches.child import PARENT, clean_environment
 from flytune.caches.ledger_file import ProcessLedger, read_ledgers
 from flytune.caches.policy import ServingPolicy
+from flytune.caches.vllm_factors import portable_environment
 from flytune.caches.watch import Watch, watched_environment
 from flytune.shapes.errors import FlytuneError
 
@@ -63,7 +64,7 @@ def command_environment(policy: ServingPolicy, cache_dir: Path) -> dict[str, str
 
     Settings of torch's are the policy's alone; what the command sets itself is its own.
     """
-    env = clean_environment(policy, cache_dir)
+    env = portable_environment(clean_environment(policy, cache_dir))
     # Ours run on a config alone; a command may well have to fetch.
     if "HF_HUB_OFFLINE" not in os.environ:
         del env["HF_HUB_OFFLINE"]

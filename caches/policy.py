@@ -21,7 +21,7 @@ _BACKENDS = "max_autotune_gemm_backends"
 _FLYDSL_LISTS = "flydsl_enable_autotuning"
 # The compiler's name, which torch takes from $CXX, is in the key of every graph; those
 # for an accelerator hold nothing that it compiled.
-_ANY_COMPILER = (None, "g++", "c++", "clang++")
+ANY_COMPILER = (None, "g++", "c++", "clang++")
 # Dynamo's default limit is 8 static sizes of one function, then it falls back to
 # eager; a policy leaves room for the sizes that it names and a few more.
 DYNAMO_RECOMPILE_LIMIT = 8
@@ -230,7 +230,7 @@ def cuda_policy(
             "max_autotune": True,
             _BACKENDS: ",".join(backends),
             "coordinate_descent_tuning": True,
-            "cpp.cxx": list(_ANY_COMPILER),
+            "cpp.cxx": list(ANY_COMPILER),
         },
         dynamo=_static_sizes(2 * len(tokens)),
         env={"OMP_NUM_THREADS": str(threads)},

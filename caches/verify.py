@@ -26,6 +26,7 @@ from flytune.caches.triton_cache import relocate
 from flytune.caches.trust import HERE, Trust, admit
 from flytune.caches.variants import Variant, compare_parts, variants_here
 from flytune.caches.verdict import Verdict, both, every, of_program, refused_bundle
+from flytune.caches.vllm_program import command_of
 from flytune.caches.watch import Watch
 
 # Any seed but the bake's: a graph that holds its weights would then be found out.
@@ -88,8 +89,8 @@ def _run(placed: Path, manifest: Manifest, variant: Variant) -> Verdict:
     cache_dir = placed / CACHES
     before = _files(cache_dir)
     baked = read_keys(placed / KEYS_NAME) if (placed / KEYS_NAME).exists() else ()
-    if manifest.program.get("kind") == CommandSpec.KIND:
-        found = _run_command(placed, manifest, variant, baked, before)
+    if (spec := command_of(manifest.program)) is not None:
+        found = _run_command(placed, spec, variant, baked, before)
     else:
         found = _run_session(placed, manifest, variant, baked, before)
     return of_program(found, "".join(f"without {name}: " for name in variant.without))
@@ -121,17 +122,16 @@ def _run_session(
 
 def _run_command(
     placed: Path,
-    manifest: Manifest,
+    spec: CommandSpec,
     variant: Variant,
     baked: tuple[GraphKey, ...],
     before: frozenset[str],
 ) -> Verdict:
     """Run the command that the bundle was baked by, as it was."""
     cache_dir = placed / CACHES
-    command = CommandSpec.from_json(manifest.program).command
     env = command_environment(variant.policy, cache_dir)
     watch = Watch(policy=variant.policy, without=variant.without)
-    run = run_watched(command, env, watch, sys.stderr)
+    run = run_watched(spec.command, env, watch, sys.stderr)
     written = sorted(_files(cache_dir) - before)
     verdict = judge_processes(run.processes, variant.policy, baked, written)
     failures = (*exit_failures(run.code), *verdict.failures)

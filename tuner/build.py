@@ -5,6 +5,7 @@ import functools
 import pickle
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from flytune.caches.recorded import RecordedTime, read_recorded
 from flytune.caches.stand_in import stand_in_environment
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
+from flytune.caches.vllm_estimate import estimate_lines
+from flytune.caches.vllm_program import VllmSpec
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.model_config import ModelConfig
 from flytune.shapes.reach import is_reached, reach_words, unreached
@@ -89,6 +92,9 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         # Without Ray: a bake has the host to itself.
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
+        if isinstance(plan.program, VllmSpec):
+            program = plan.program.after_bake(baked.cache_dir)
+            made = replace(made, plan=replace(plan, program=program))
         return publish(made, decisions, baked, progress)
 
 
@@ -99,6 +105,9 @@ def _say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
         f"{plan.policy.name} policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in "
         f"{plan.work}"
     )
+    if isinstance(plan.program, VllmSpec) and plan.program.factors is not None:
+        for line in estimate_lines(plan.program.factors):
+            progress.say(f"plan: vLLM: {line}")
     if others := unreached((*plan.shapes, *plan.left_out)):
         done = "left out" if plan.left_out else "built all the same"
         reached = sum(map(is_reached, plan.shapes))

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import click
 
@@ -183,7 +183,11 @@ T = TypeVar("T")
 )
 @click.option("--no-sign", is_flag=True, help="Do not sign the bundle.")
 @trust_options
+@click.argument(
+    "arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS...]"
+)
 def build_command(
+    arguments: tuple[str, ...],
     model: str | None,
     by_hand: Path | None,
     tokens: tuple[int, ...],
@@ -207,7 +211,7 @@ def build_command(
     threads: int | None,
     ray_address: str | None,
     from_bundle: Path | None,
-    bake: Bake,
+    bake: Bake | Literal["vllm"],
     bake_cmd: tuple[str, ...] | None,
     precompiled: bool,
     bake_passes: int,
@@ -228,7 +232,8 @@ def build_command(
     from flytune.tuner.progress import Progress
     from flytune.tuner.summary import built_text
 
-    _check_whose(model, by_hand, bake_cmd)
+    vllm = _vllm_arguments(bake, engine, model, arguments)
+    _check_whose(model, by_hand, bake_cmd, vllm)
     threads = threads or len(os.sched_getaffinity(0))
     options = BuildOptions(
         model=model or "",
@@ -256,8 +261,9 @@ def build_command(
         work=work or flytune_home() / "work",
         ray=ray_address,
         from_bundle=from_bundle,
-        bake=bake,
+        bake="layers" if bake == "vllm" else bake,
         bake_cmd=bake_cmd or (),
+        vllm=vllm,
         precompiled=precompiled,
         bake_passes=bake_passes,
         sign=not no_sign,
@@ -278,28 +284,55 @@ def build_command(
         raise click.exceptions.Exit(1)
 
 
-# Options that say what is baked where no command does.
-_NOT_OF_A_COMMAND = ("bake", "precompiled", "attention", "compile_only", "recorded")
+# Options of our own programs, by their parameters' names.
+_OF_OUR_OWN = {
+    **{name: name for name in ("precompiled", "attention", "context", "dynamic")},
+    **{"named": "phase", "compile_only": "compile-only", "recorded": "runner"},
+}
 
 
 def _check_whose(
-    model: str | None, by_hand: Path | None, bake_cmd: tuple[str, ...] | None
+    model: str | None,
+    by_hand: Path | None,
+    bake_cmd: tuple[str, ...] | None,
+    vllm: tuple[str, ...],
 ) -> None:
     """Refuse options that say nothing, or too much, of what is built.
 
     Raises:
         click.UsageError: so they do.
     """
-    if bake_cmd is None or model is not None or by_hand is not None:
+    runs = "--bake-cmd" if bake_cmd else "--bake vllm" if vllm else ""
+    if not runs or model is not None or by_hand is not None:
         check_model(model, by_hand)
     else:
-        for name in (*OF_A_MODEL, "tokens", "engine"):
-            if is_given(name) and name not in _NOT_OF_A_COMMAND:
-                raise click.UsageError(f"--{name} is of --model: a command says it")
-    for name in _NOT_OF_A_COMMAND if bake_cmd is not None else ():
+        for name in (*OF_A_MODEL, "tokens"):
+            if is_given(name):
+                raise click.UsageError(f"--{name} is of --model: {runs} says it")
+    own = {**_OF_OUR_OWN, **({"bake": "bake"} if bake_cmd else {})}
+    for name, option in own.items() if runs else ():
         if is_given(name):
-            option = {"recorded": "runner"}.get(name, name.replace("_", "-"))
-            raise click.UsageError(f"--{option} does not go with --bake-cmd")
+            raise click.UsageError(f"--{option} does not go with {runs}")
+
+
+def _vllm_arguments(
+    bake: str, engine: Engine, model: str | None, arguments: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the arguments of `vllm serve`; none where vLLM is not baked.
+
+    Raises:
+        click.UsageError: there are some and nobody takes them, or there are none.
+    """
+    if bake != "vllm":
+        if arguments:
+            raise click.UsageError(f"unexpected argument: {arguments[0]}")
+        return ()
+    if engine != "vllm":
+        raise click.UsageError("--bake vllm and --engine vllm go together")
+    words = arguments if model is None else (model, *arguments)
+    if not words or words[0].startswith("-"):
+        raise click.UsageError("give --model, or vLLM's name of it first after `--`")
+    return words
 
 
 def _given(parse: Callable[[str], T], value: str | None) -> T | None:

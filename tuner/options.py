@@ -65,6 +65,8 @@ class BuildOptions:
     """What one graph of the baked program holds."""
     bake_cmd: tuple[str, ...] = ()
     """The words of a command that is baked instead of the model's program."""
+    vllm: tuple[str, ...] = ()
+    """Arguments of `vllm serve`, the model first, where its engine is baked."""
     phases: Phases = Phases()
     """How that program is called."""
     precompiled: bool = False
@@ -99,6 +101,11 @@ class BuildOptions:
     """Whether what an earlier build of the same thing left is thrown away."""
     timing: TimingPlan = TimingPlan()  # noqa: RUF009 - frozen
     deadlines: Deadlines = Deadlines()  # noqa: RUF009 - frozen
+
+    @property
+    def whose(self) -> tuple[str, ...]:
+        """The words of what stands for a model, where none is named."""
+        return () if self.model or self.by_hand else self.bake_cmd or self.vllm
 
     @property
     def runs_nothing(self) -> bool:

@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from flytune.caches.device_profile import (
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.program import ProgramSpec
 from flytune.caches.target import Target
+from flytune.caches.vllm_program import VllmSpec
 from flytune.shapes.by_hand import HandList
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
@@ -27,6 +28,7 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan_device import device_for
 from flytune.tuner.plan_gemms import list_gemms, worth_building
 from flytune.tuner.plan_program import policy_of, program_of
+from flytune.tuner.plan_vllm import plan_vllm
 
 GIB = 2**30
 # torch, transformers and what compiling takes, beside the weights.
@@ -74,15 +76,13 @@ def make_plan(options: BuildOptions) -> Plan:
     model, listed = list_gemms(options, attention, profile)
     program, kinds = program_of(options, profile, model, attention)
     policy = policy_of(options, model, attention, profile, kinds)
-    shapes, left_out = worth_building(listed, options)
-    target = Target.here(
-        threads=options.threads,
-        hardware=None if profile is None else profile.hardware(),
-    )
-    name = _bundle_name(options, model)
-    out = options.out or Path(f"{name}.{target.slug}.tar.zst")
-    _check_listed(shapes)
+    target, out = _out(options, model, profile)
     _check_output(out)
+    if isinstance(program, VllmSpec):
+        policy, factors = plan_vllm(options.vllm, policy)
+        program = replace(program, factors=factors)
+    shapes, left_out = worth_building(listed, options)
+    _check_listed(shapes)
     needed = needed_bytes(shapes, policy, program)
     _check_memory(shapes, needed, profile)
     rows = [shape.to_row() for shape in shapes]
@@ -92,6 +92,16 @@ def make_plan(options: BuildOptions) -> Plan:
         *(model, shapes, program, policy, target, profile, needed, work, out),
         left_out=left_out,
     )
+
+
+def _out(
+    options: BuildOptions, model: ModelConfig | HandList, profile: DeviceProfile | None
+) -> tuple[Target, Path]:
+    """Return what is built for, and where the bundle will be."""
+    hardware = None if profile is None else profile.hardware()
+    target = Target.here(threads=options.threads, hardware=hardware)
+    name = _bundle_name(options, model)
+    return target, options.out or Path(f"{name}.{target.slug}.tar.zst")
 
 
 def _bundle_name(options: BuildOptions, model: ModelConfig | HandList) -> str:

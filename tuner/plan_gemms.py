@@ -26,9 +26,8 @@ def list_gemms(
             listed.
     """
     platform = _platform(profile)
-    if options.bake_cmd and not options.model and options.by_hand is None:
+    if words := options.whose:
         # What it asks for is what is tuned.
-        words = options.bake_cmd
         raw = json.dumps(words)
         return HandList(command_name(words), words[0], (), raw, "a command"), ()
     if options.by_hand is not None:
@@ -112,7 +111,8 @@ def worth_building(
     if options.allow_unreached or not listed:
         return listed, ()
     reached = tuple(filter(is_reached, listed))
-    if not reached:
+    # A program that is run says by itself what it asks for.
+    if not reached and not (options.bake_cmd or options.vllm):
         raise FlytuneError(
             f"serving asks Inductor for none of the {len(listed)} GEMMs, which are "
             f"{', '.join(unreached(listed))}",

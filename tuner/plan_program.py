@@ -12,6 +12,7 @@ from flytune.caches.policy import (
     rocm_policy,
 )
 from flytune.caches.program import ProgramSpec, count_kinds
+from flytune.caches.vllm_program import VllmSpec
 from flytune.shapes.by_hand import HandList
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.model_config import ModelConfig
@@ -31,6 +32,8 @@ def program_of(
     """
     if options.bake_cmd:
         return CommandSpec(options.bake_cmd), 0
+    if options.vllm:
+        return VllmSpec.of(options.vllm), 0
     reason, hint = _isolated(options, profile, model), None
     if isinstance(model, ModelConfig) and not reason:
         phases = options.phases

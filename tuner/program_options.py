@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import click
 
@@ -10,12 +10,13 @@ from flytune.caches.program import Bake, Phase
 from flytune.shapes.tokens import parse_tokens
 from flytune.tuner.options import Phases
 
-BAKED: Mapping[str, Bake] = {
+BAKED: Mapping[str, Bake | Literal["vllm"]] = {
     "layers": "layers",
     "whole": "model",
     # Whose program it is, and an older word.
     "transformers": "layers",
     "model": "model",
+    "vllm": "vllm",
 }
 """What one graph holds, by the words of `--bake`."""
 
@@ -34,7 +35,8 @@ bake_option = click.option(
     callback=lambda _context, _parameter, value: BAKED[value],
     help="What one graph holds. layers, or transformers: a decoder layer of each kind "
     "and the head, each compiled alone, one graph for all layers of a kind. whole, or "
-    "model: all of the model.",
+    "model: all of the model. vllm: what the engine of `vllm serve M ARGUMENTS` "
+    "compiles, ARGUMENTS being those after `--`; with --engine vllm.",
 )
 
 precompiled_option = click.option(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flytune.caches.directories import VLLM_DIR
 from flytune.caches.expected import CACHES
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
@@ -94,9 +95,12 @@ def publish(
 def _stage(
     staging: Path, plan: Plan, decisions: tuple[Decision, ...], baked: Bake
 ) -> None:
-    def left_out(_: str, names: list[str]) -> list[str]:
+    def left_out(folder: str, names: list[str]) -> list[str]:
         # Locks say nothing to another host.
         endings = (".lock", *_STAGES, *_SOURCES[plan.policy.device == "cpu"])
+        # vLLM looks its own files up by what they hold.
+        if Path(folder).is_relative_to(baked.cache_dir / VLLM_DIR):
+            endings = (".lock",)
         return [n for n in names if n == "locks" or n.endswith(endings)]
 
     shutil.copytree(baked.cache_dir, staging / CACHES, ignore=left_out)

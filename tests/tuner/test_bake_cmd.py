@@ -183,7 +183,7 @@ def test_a_command_that_cannot_be_baked_leaves_nothing(tmp_path: Path) -> None:
     [
         (("--precompiled",), "--precompiled does not go with --bake-cmd"),
         (("--runner", f"recorded:{__file__}"), "--runner does not go with --bake-cmd"),
-        (("--tp", "2"), "--tp is of --model: a command says it"),
+        (("--tp", "2"), "--tp is of --model: --bake-cmd says it"),
     ],
 )
 def test_options_of_our_own_program(
