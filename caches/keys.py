@@ -5,6 +5,7 @@ settings and the same for every graph, so they are stored once.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from flytune.caches.ledger import Lookup
 from flytune.shapes.errors import FlytuneError
 
 KEYS_NAME = "keys.json"
+# What stands between the fields of a tensor's description.
+_FIELD = re.compile(r", (?=\w+=)")
 # Differing parts that one explanation names.
 _SHOWN = 4
 
@@ -77,7 +80,7 @@ def explain_miss(lookup: Lookup, baked: Iterable[GraphKey]) -> tuple[str, ...]:
     if not nearest:
         return ("the key is the same, and the graph's file is absent or unreadable",)
     lines = [
-        f"{name}: baked {_value(was)}, here {_value(now)}"
+        f"{name}: {_both(_value(was), _value(now))}"
         for name, was, now in nearest[:_SHOWN]
     ]
     if len(nearest) > _SHOWN:
@@ -98,6 +101,17 @@ def _differing(
     ]
 
 
+def _both(was: str, now: str) -> str:
+    """Say what differs of two values, of tensors the fields alone that do."""
+    if was == now:
+        return f"another value, which reads the same: `{was}`"
+    fields = [_FIELD.split(value) for value in (was, now)]
+    if len(fields[0]) == len(fields[1]) > 1:
+        pairs = zip(*fields, strict=True)
+        was, now = map(", ".join, zip(*(p for p in pairs if p[0] != p[1]), strict=True))
+    return f"baked `{was}`, here `{now}`"
+
+
 def _value(part: str) -> str:
     digest, _, value = part.partition(" ")
-    return f"`{value or digest}`"
+    return value or digest
