@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.child import clean_environment, run_module
@@ -65,32 +66,40 @@ def target_misses(manifest: Manifest) -> tuple[str, ...]:
     return tuple(str(p) for p in parts if p.status is PartStatus.MISS)
 
 
-def verify_directory(placed: Path, manifest: Manifest) -> Verdict:
+def verify_directory(
+    placed: Path, manifest: Manifest, output: IO[Any] | None = None
+) -> Verdict:
     """Run the program of a bundle's unpacked files, which may be changed by it.
 
     Where the bundle serves with FlyDSL and without, both are run if it is here. Of a
     merged bundle each program is run, in a process of its own.
+
+    Args:
+        output: Gets what a command prints; stderr where None.
     """
+    output = sys.stderr if output is None else output
     cache_dir = placed / CACHES
     cache_dir.mkdir(exist_ok=True)
     relocate(cache_dir / TRITON_DIR)
     programs = singles(manifest)
     verdicts = []
     for program in programs:
-        runs = [_run(placed, program, one) for one in variants_here(program)]
+        runs = [_run(placed, program, one, output) for one in variants_here(program)]
         verdict = functools.reduce(both, runs)
         whose = f"{program_name(program)}: " if len(programs) > 1 else ""
         verdicts.append(of_program(verdict, whose))
     return functools.reduce(every, verdicts)
 
 
-def _run(placed: Path, manifest: Manifest, variant: Variant) -> Verdict:
+def _run(
+    placed: Path, manifest: Manifest, variant: Variant, output: IO[Any]
+) -> Verdict:
     """Run the program as one variant of the bundle is served."""
     cache_dir = placed / CACHES
     before = _files(cache_dir)
     baked = read_keys(placed / KEYS_NAME) if (placed / KEYS_NAME).exists() else ()
     if (spec := command_of(manifest.program)) is not None:
-        found = _run_command(placed, spec, variant, baked, before)
+        found = _run_command(placed, spec, variant, baked, before, output)
     else:
         found = _run_session(placed, manifest, variant, baked, before)
     return of_program(found, "".join(f"without {name}: " for name in variant.without))
@@ -126,12 +135,13 @@ def _run_command(
     variant: Variant,
     baked: tuple[GraphKey, ...],
     before: frozenset[str],
+    output: IO[Any],
 ) -> Verdict:
     """Run the command that the bundle was baked by, as it was."""
     cache_dir = placed / CACHES
     env = command_environment(variant.policy, cache_dir)
     watch = Watch(policy=variant.policy, without=variant.without)
-    run = run_watched(spec.command, env, watch, sys.stderr)
+    run = run_watched(spec.command, env, watch, output)
     written = sorted(_files(cache_dir) - before)
     verdict = judge_processes(run.processes, variant.policy, baked, written)
     failures = (*exit_failures(run.code), *verdict.failures)

@@ -243,7 +243,8 @@ def _enumerate(
     """
     if isinstance(plan.program, CommandSpec):
         # What it does may have changed since: it is asked in each build.
-        progress.say("enumerate: running the command to list its candidates")
+        what = "vLLM's engine" if isinstance(plan.program, VllmSpec) else "the command"
+        progress.say(f"enumerate: running {what} to list its candidates")
         start().warm()
         return list_command(plan, plan.program, options.search)
     path = plan.work / _LISTS

@@ -86,7 +86,8 @@ def publish(
         _stage(staging, made.plan, decisions, baked)
         manifest = manifest_of(made, decisions, baked)
         shutil.copytree(staging, trial)
-        verdict = verify_directory(trial, manifest)
+        with (work / "verify.log").open("wb") as output:
+            verdict = verify_directory(trial, manifest, output)
         manifest = replace(manifest, verify=verdict.to_json())
         pack(staging, manifest, out, keys=made.keys)
     return Built(out, manifest, verdict)

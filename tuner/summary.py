@@ -170,7 +170,9 @@ def verdict_lines(verdict: Verdict) -> list[str]:
             f"{n} {kind.replace('_', ' ')}" for kind, n in verdict.aside.items()
         )
         lines.append(f"        besides, as on every hit: {aside}")
-    lines += map(_process_line, verdict.processes)
+    # Others only started them.
+    did = (row for row in verdict.processes if row["graphs"] or row["work"])
+    lines += map(_process_line, did)
     lines += [f"        uncacheable: {line}" for line in verdict.uncacheable]
     lines += [f"        {line}" for line in verdict.failures]
     return lines

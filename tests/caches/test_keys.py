@@ -93,7 +93,9 @@ def test_parts_of_inductors_own_lines() -> None:
 
 
 def test_of_a_tensor_only_the_fields_that_differ_are_named() -> None:
-    tensor = "Tensor(dtype=torch.float32, shape=torch.Size([{}]), stride=({}, 1), x=None)"
+    tensor = (
+        "Tensor(dtype=torch.float32, shape=torch.Size([{}]), stride=({}, 1), x=None)"
+    )
     baked = GraphKey("fa", {"input": f"h1 {tensor.format('8, 4', 4)}"})
     live = Lookup("fx", "miss", "fz", {"input": f"h2 {tensor.format('9, 4', 4)}"})
     assert explain_miss(live, (baked,)) == (
