@@ -15,6 +15,8 @@ from flytune.caches.directories import VLLM_DIR
 from flytune.caches.expected import CACHES
 from flytune.caches.vllm_factors import VllmFactors, baked_folders
 
+pytestmark = pytest.mark.vllm
+
 MAIN = "from flytune.tuner.cli import main; main()"
 
 
