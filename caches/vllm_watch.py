@@ -10,17 +10,17 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.after_imports import AfterImports
 from flytune.caches.bundle import Bundle
 from flytune.caches.codes import Code
-from flytune.caches.compat import Wrapper, private, wrap
+from flytune.caches.compat import Wrapper, private
 from flytune.caches.hook.flytune_hook import say
-from flytune.caches.hook.flytune_imports import AfterImport
 from flytune.caches.hook.flytune_torch import ISA, probe_alone
 from flytune.caches.ledger import Kind
+from flytune.caches.ledger_hooks import when_imported
 from flytune.caches.vllm_factors import VllmFactors
 from flytune.caches.vllm_key import vllm_factors
 from flytune.caches.vllm_plugin import COUNTS_VARIABLE
@@ -31,6 +31,12 @@ _WORK = {
     Kind.LOWERED: ("graph", "lowered"),
     Kind.CPP_COMPILED: ("C++ kernel", "compiled"),
     Kind.TRITON_COMPILED: ("Triton kernel", "compiled"),
+}
+_POINTS = {
+    ("torch._inductor.graph", "GraphLowering.run"): Kind.LOWERED,
+    ("torch._inductor.cpp_builder", "CppBuilder.build"): Kind.CPP_COMPILED,
+    # Only what is not in Triton's cache comes this far.
+    ("triton.compiler.compiler", "ASTSource.make_ir"): Kind.TRITON_COMPILED,
 }
 _DECORATORS = "vllm.compilation.decorators"
 _LOAD = "_try_load_aot_compiled_fn"
@@ -73,30 +79,21 @@ class Watch:
         Raises:
             FlytuneError: strict, and a private interface is not what it was.
         """
-        counted = {
-            ("torch._inductor.graph", "GraphLowering.run"): Kind.LOWERED,
-            ("torch._inductor.cpp_builder", "CppBuilder.build"): Kind.CPP_COMPILED,
-            # Only what is not in Triton's cache comes this far.
-            ("triton.compiler.compiler", "ASTSource.make_ir"): Kind.TRITON_COMPILED,
-        }
-        for (module, path), kind in counted.items():
-            self._when(module, partial(wrap, module, path, self._counted(kind)))
-        self._when(_DECORATORS, partial(wrap, _DECORATORS, _LOAD, self._load))
-        self._when(_WORKER, self._watch_start)
+        points = [(*point, self._counted(kind)) for point, kind in _POINTS.items()]
+        points.append((_DECORATORS, _LOAD, self._load))
+        actions = {**when_imported(points), _WORKER: [self._watch_start]}
         if self._directory is None:
             # As the hook does it where there is a bundle.
-            self._when(ISA, lambda: probe_alone(sys.modules[ISA]))
+            actions[ISA] = [self._probe_alone]
+        AfterImports(actions, failed=self._unwatched).start()
 
-    def _when(self, module: str, act: Callable[[], object]) -> None:
-        def guarded() -> None:
-            try:
-                act()
-            except FlytuneError as error:
-                if self._strict:
-                    raise
-                say(f"the bundle is served unwatched: {error} ({Code.INTERNAL})")
+    def _probe_alone(self) -> None:
+        probe_alone(sys.modules[ISA])
 
-        _Imported(module, guarded).start()
+    def _unwatched(self, error: Exception | str) -> None:
+        if self._strict:
+            raise error if isinstance(error, Exception) else FlytuneError(error)
+        say(f"the bundle is served unwatched: {error} ({Code.UNWATCHABLE})")
 
     def _counted(self, kind: Kind) -> Wrapper:
         inside = threading.local()
@@ -217,21 +214,6 @@ class Watch:
             raise self._missed()
         else:
             say(f"vLLM missed the bundle: {self._described()} ({Code.ENGINE_MISS})")
-
-
-class _Imported(AfterImport):
-    """Acts when a module was imported, or now."""
-
-    def __init__(self, module: str, act: Callable[[], object]) -> None:
-        super().__init__([module])
-        self._act = act
-
-    def loaded(self, module: Any) -> None:
-        self.leave()
-        self._act()
-
-    def unwatchable(self, fullname: str) -> None:
-        say(f"cannot watch the import of {fullname} ({Code.UNWATCHABLE})")
 
 
 def _counted(number: int, noun: str, verb: str) -> str:
