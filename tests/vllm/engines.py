@@ -16,6 +16,7 @@ from flytune.caches.expected import CACHES
 from flytune.caches.keyring import own_key
 from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
+from flytune.caches.policy import ServingPolicy
 from flytune.caches.target import Target
 
 HERE = Path(__file__).parent
@@ -102,6 +103,9 @@ def bake(folder: Path, backend: str) -> Baked:
     """Run an engine twice on one directory of caches and pack that."""
     staged = folder / "staged"
     policy = {"OMP_NUM_THREADS": str(_THREADS), **POLICY_ENV[backend]}
+    served = ServingPolicy(
+        name="vllm", tokens=(1, 8), threads=_THREADS, attention="vllm", env=policy
+    )
     with tempfile.TemporaryDirectory(prefix="baker-") as home:
         more = {**policy, **variables(staged / CACHES)}
         env = environment(Path(home), backend, **more)
@@ -118,7 +122,7 @@ def bake(folder: Path, backend: str) -> Baked:
         flytune="0.1.0",
         model={"name": "tiny"},
         program=vllm_factors.program_row(SERVE, factors),
-        policy={"env": policy, "threads": _THREADS},
+        policy=served.to_json(),
         inductor_config={},
         target=Target.here(threads=_THREADS).to_json(),
         software="serving",
