@@ -120,6 +120,14 @@ def test_vllm_serve_hits(baked: Baked, host: Path, tmp_path: Path) -> None:
     assert len(HIT.findall(log.read_text())) == 1
 
 
+def test_a_session_is_proved_as_any_command(baked: Baked, host: Path) -> None:
+    env = environment(host, baked.backend)
+    flytune = ("-c", "from flytune.tuner.cli import main; main()")
+    command = (sys.executable, "-m", "flytune.caches.vllm_session", *SERVE)
+    output = python(*flytune, "verify", str(baked.bundle), "--", *command, env=env)
+    assert "verify  hit: 0 lowered, 0 tuned, 0 compiled" in output
+
+
 def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     while server.poll() is None:
         try:
