@@ -14,6 +14,7 @@ from flytune.caches.hook import flytune_hook, flytune_start
 from flytune.caches.hook.flytune_status import SERVING, STATUS_VARIABLE, Status
 from flytune.caches.prepare import Change, Installed, InstallStatus, prepare
 from flytune.caches.trust import HERE, Trust
+from flytune.caches.vllm_plugin import BUNDLE_VARIABLE
 from flytune.shapes.errors import FlytuneError
 
 
@@ -225,11 +226,14 @@ def _with_previous(
 def _with_children(
     directory: str, changes: tuple[Change, ...], environment: Mapping[str, str]
 ) -> tuple[Change, ...]:
-    more = {
+    more: dict[str, str | None] = {
         "PYTHONPATH": python_path(environment),
         flytune_start.INSTALLED_VARIABLE: directory,
         STATUS_VARIABLE: status_directory(),
     }
+    if BUNDLE_VARIABLE in environment:
+        # Another one may be named there, for engines that are started without this.
+        more[BUNDLE_VARIABLE] = None
     changes = changes + tuple(
         Change(name, value, environment.get(name)) for name, value in more.items()
     )

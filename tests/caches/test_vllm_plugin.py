@@ -9,6 +9,8 @@ import pytest
 from bundles import installable
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.install import exec_environment
+from flytune.caches.prepare import prepare
 from flytune.caches.target import Target
 
 REGISTER = "from flytune.caches.vllm_plugin import register; register()\n"
@@ -54,6 +56,13 @@ def test_with_one_it_is_installed(tmp_path: Path, home: Path) -> None:
     done = run("import os\n" + REGISTER + TELL, FLYTUNE_BUNDLE=str(bundle))
     root = home / Bundle.open(bundle).digest[:16] / "inductor" / "vllm"
     assert (done.stdout, done.stderr) == (f"{root}\n", "")
+
+
+def test_a_command_of_another_bundle_serves_from_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYTUNE_BUNDLE", "other.tar.zst")
+    assert "FLYTUNE_BUNDLE" not in exec_environment(prepare(installable(tmp_path)))
 
 
 @pytest.mark.parametrize("strict", ["0", "1"])

@@ -41,6 +41,7 @@ if __name__ == "__main__":
 WITHOUT_A_MODEL = ("--load-format=dummy", "--skip-tokenizer-init")
 # What is the same for both backends.
 ONE = pytest.mark.parametrize("baked", ["torch"], indirect=True)
+OF_GPUS = pytest.mark.parametrize("baked", ["vllm"], indirect=True)
 HIT = re.compile(
     r"flytune: vLLM hit the bundle: \d models? loaded, \d graphs? loaded, "
     "nothing compiled"
@@ -95,6 +96,7 @@ def test_a_moved_bundle_hits_a_plain_engine(
     assert installed.name == Bundle.open(baked.bundle).digest[:16]
 
 
+@OF_GPUS
 def test_vllm_serve_hits(baked: Baked, host: Path, tmp_path: Path) -> None:
     """The server behind the command, until it says that it is healthy."""
     with socket.socket() as free:
