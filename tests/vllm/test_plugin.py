@@ -159,7 +159,7 @@ def test_a_miss_is_said_and_served(baked: Baked, host: Path, tmp_path: Path) -> 
     env = served(host, baked)
     output = engine(tmp_path, env, '{"hf_overrides": {"num_hidden_layers": 1}}')
     (line,) = MISS.findall(output)
-    assert re.search(r"\d+ graphs? lowered, \d+ C\+\+ kernels compiled", line)
+    assert re.search(r"\d+ graphs? lowered", line)
     assert "tokens 4" in output
 
 
