@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from flytune.caches.ledger import Kind
 from flytune.caches.manifest import Manifest
 from flytune.caches.policy import CUDA_POLICY
 from flytune.caches.verdict import Verdict
@@ -165,10 +166,11 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     ]
     if verdict.worst_error is not None:
         lines.append(f"        largest difference from eager {verdict.worst_error:.4f}")
-    if verdict.aside:
-        aside = ", ".join(
-            f"{n} {kind.replace('_', ' ')}" for kind, n in verdict.aside.items()
-        )
+    if dynamic := verdict.aside.get(Kind.DYNAMIC):
+        lines.append(f"        {dynamic} of the graphs that hit have dynamic sizes")
+    kinds = {kind: n for kind, n in verdict.aside.items() if kind != Kind.DYNAMIC}
+    if kinds:
+        aside = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in kinds.items())
         lines.append(f"        besides, as on every hit: {aside}")
     # Others only started them.
     did = (row for row in verdict.processes if row["graphs"] or row["work"])

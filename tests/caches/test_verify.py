@@ -27,6 +27,7 @@ def verdict(
     written: tuple[str, ...] = (),
     graphs: int | None = None,
     precompiled: bool = False,
+    dynamic: bool = False,
     bake: Bake = "layers",
 ) -> Verdict:
     ledger = Ledger()
@@ -47,6 +48,8 @@ def verdict(
     }
     if precompiled:
         serving = serving.with_precompiled()
+    if dynamic:
+        serving = serving.with_dynamic()
     own = {"program": program, "policy": serving.to_json()}
     return judge(
         result,
@@ -142,6 +145,15 @@ def test_a_run_of_no_graph_proves_nothing() -> None:
     fell_back = verdict(HIT, HIT, calls=calls, graphs=1)
     assert fell_back.failures == ("graphs that did not run: 2 first calls, 1 graphs",)
     assert not verdict(calls=()).ok(strict=False)
+
+
+def test_a_dynamic_graph_runs_for_all_sizes() -> None:
+    calls = [["layer", n, "first", 0.1, 0.0] for n in (9, 5, 1)]
+    sizes = Event(Kind.DYNAMIC, "a graph has dynamic sizes")
+    found = verdict(HIT, sizes, calls=calls, graphs=2, dynamic=True)
+    assert (found.failures, found.work, found.aside) == ((), {}, {"dynamic": 1})
+    fell_back = verdict(HIT, calls=calls, graphs=0, dynamic=True)
+    assert fell_back.failures == ("graphs that did not run: 1 first calls, 0 graphs",)
 
 
 def test_with_precompiled_entries_nothing_is_traced() -> None:

@@ -13,6 +13,7 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.verdict import Verdict
 from flytune.caches.verify import verify
 from flytune.tuner.cli import main
+from flytune.tuner.summary import verdict_lines
 
 REASON = "mkldnn tensors unpickleable"
 
@@ -118,3 +119,12 @@ def test_a_malformed_policy_is_refused(frozen_bundle: Path, tmp_path: Path) -> N
     folder = unpacked(frozen_bundle, tmp_path / "b")
     changed = repacked(folder, tmp_path / "changed", env={"OMP_NUM_THREADS": 1})
     assert refused(changed) == "error: serving policy is malformed: `env` (FT221)"
+
+
+def test_dynamic_hits_are_said_to_be_that() -> None:
+    hit = Verdict((), (), {}, {"dynamic": 3}, {"fx hit": 4}, 1.0, 0.0, 1.0)
+    assert verdict_lines(hit)[1:] == [
+        "        graph lookups: 4 fx hit",
+        "        largest difference from eager 0.0000",
+        "        3 of the graphs that hit have dynamic sizes",
+    ]
