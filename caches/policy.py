@@ -89,6 +89,8 @@ class ServingPolicy:
             # The module-wide form of torch.compile(dynamic=True).
             "automatic_dynamic_shapes": True,
             "assume_static_by_default": False,
+            # Else Dynamo traces again where a kernel takes no symbol, such as a scale.
+            "specialize_float": True,
         }
         return replace(self, dynamic=True, dynamo=dynamo)
 
