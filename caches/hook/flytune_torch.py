@@ -132,6 +132,19 @@ def name_formats(codecache: Any) -> Callable[[], None]:
     return lambda: setattr(pickler, "__init__", init)
 
 
+def tell_sizes_apart(guards: Any) -> Callable[[], None]:
+    """Let a dynamic size be one of its own where another has the same value.
+
+    Else a call whose tokens are as many as a head has elements is traced as a graph
+    for such calls alone. Returns what sets it back.
+
+    Args:
+        guards: the module `torch._dynamo.guards`, which comes before any graph.
+    """
+    config = sys.modules["torch.fx.experimental._config"]
+    return set_default(config, "use_duck_shape", False)
+
+
 def probe_alone(cpu_vec_isa: Any) -> Callable[[], None]:
     """Let one thread at a time find out which instruction sets there are.
 
@@ -165,6 +178,7 @@ _OF_PRECOMPILED: Mapping[str, _Mend] = {
 }
 MENDED = {*_OF_CPUS, *_OF_ACCELERATORS, *_OF_PRECOMPILED}
 """Modules that are watched for nothing else."""
+_GUARDS = "torch._dynamo.guards"
 
 
 def mends_for(policy: Mapping[str, Any]) -> Mapping[str, _Mend]:
@@ -173,12 +187,30 @@ def mends_for(policy: Mapping[str, Any]) -> Mapping[str, _Mend]:
     Args:
         policy: as the manifest has it; `device`, `dynamo` and `portable_keys` are read.
     """
-    keys = {"torch._inductor.codecache": name_formats}
-    return {
-        **(_OF_CPUS if policy.get("device", "cpu") == "cpu" else _OF_ACCELERATORS),
-        **(_OF_PRECOMPILED if policy.get("dynamo", {}).get(PRECOMPILE) else {}),
-        **(keys if policy.get("portable_keys") else {}),
-    }
+    dynamo = policy.get("dynamo", {})
+    on_cpu = policy.get("device", "cpu") == "cpu"
+    mends = dict(_OF_CPUS if on_cpu else _OF_ACCELERATORS)
+    if dynamo.get(PRECOMPILE):
+        mends.update(_OF_PRECOMPILED)
+    if policy.get("portable_keys"):
+        mends["torch._inductor.codecache"] = name_formats
+    if dynamo.get("assume_static_by_default") is False:
+        before = mends.get(_GUARDS)
+        mends[_GUARDS] = _both(before, tell_sizes_apart) if before else tell_sizes_apart
+    return mends
+
+
+def _both(first: _Mend, second: _Mend) -> _Mend:
+    def mend(module: Any) -> Callable[[], None]:
+        undo = second(module), first(module)
+
+        def set_back() -> None:
+            for one in undo:
+                one()
+
+        return set_back
+
+    return mend
 
 
 def after_compiling(

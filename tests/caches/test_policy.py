@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from builds import run_python
 
+from flytune.caches.hook.flytune_torch import mends_for
 from flytune.caches.policy import (
     ServingPolicy,
     cpu_policy,
@@ -159,6 +160,23 @@ def test_one_graph_for_all_sizes() -> None:
     assert (policy.dynamic, dynamic.dynamic) == (False, True)
     assert dynamic.dynamo["assume_static_by_default"] is False
     assert ServingPolicy.from_json(dynamic.to_json()) == dynamic
+
+
+def test_a_dynamic_size_is_one_of_its_own() -> None:
+    import torch._dynamo.guards
+    import torch.fx.experimental._config as config
+
+    static = cpu_policy("unfrozen", tokens=(1, 8), threads=2, attention="sdpa")
+    assert mends_for(static.to_json()) == {}
+    # What a command does with its sizes is its own affair.
+    assert "torch._dynamo.guards" not in mends_for(static.for_command().to_json())
+    for policy in (static.with_dynamic(), static.with_dynamic().with_precompiled()):
+        mend = mends_for(policy.to_json())["torch._dynamo.guards"]
+        assert config.use_duck_shape
+        set_back = mend(torch._dynamo.guards)
+        assert not config.use_duck_shape
+        set_back()
+        assert config.use_duck_shape
 
 
 def test_each_layer_has_room_in_dynamo() -> None:
