@@ -53,7 +53,7 @@ def main(
 ) -> None:
     """Measure in pieces, print the seconds with ratios, and write the result file."""
     bench = Bench("first_token", **where)
-    what = {"model": model, "layers": layers, "prompt": prompt}
+    what = {"model": model, "depth": layers, "prompt": prompt}
     rows: list[Row] = []
     with bench.in_pieces(**what) as pieces:
         named = model if layers is None else str(shortened(model, layers, bench.work))
