@@ -13,6 +13,7 @@ from typing import Any
 from results import RESULTS
 from tables_amd import compile_text, coverage_text
 from tables_faults import faults_text, fuzz_text
+from tables_token import first_token_text
 from tables_vllm import keys_text
 
 README = Path(__file__).parents[2] / "README.md"
@@ -264,6 +265,7 @@ def _source(result: Result) -> str:
 
 TABLES: Mapping[str, Callable[[Result], str]] = {
     "first_call": _first_call,
+    "first_token": first_token_text,
     "regret": _regret,
     "throughput": _throughput,
     "build_cost": _build_cost,

@@ -47,16 +47,12 @@ def test_the_figures(bench: Callable[[str], ModuleType]) -> None:
     assert figures["cold_work"] == work
     assert (figures["megacache_bytes"], figures["worst_error"]) == (9, 0.04)
     whole = {"model": "A", "depth": None, "prompt": 64, "layers": figures}
-    text = bench("tables").TABLES["first_token"](
-        {"figures": {**whole, "whole": figures}}
-    )
-    assert text.startswith(
-        "The first token of A, all layers, after it is loaded, from a "
-    )
-    assert (
-        "| layer by layer | 40.0 s (20.0x) | 5.0 s (2.5x) | 2.00 s | 0 tuned, 0 compiled, "
-        "0 lowered | 3.00 s | 0.50 s |"
-    ) in text
+    result = {"figures": {**whole, "whole": figures}}
+    text = bench("tables").TABLES["first_token"](result)
+    assert text.startswith("The first token of A, all layers, after it is loaded, ")
+    seconds = "40.0 s (20.0x) | 5.0 s (2.5x) | 2.00 s"
+    work = "0 tuned, 0 compiled, 0 lowered"
+    assert f"| layer by layer | {seconds} | {work} | 3.00 s | 0.50 s |" in text
 
 
 @pytest.mark.parametrize("bake", ["layers", "model"])
