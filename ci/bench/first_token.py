@@ -41,12 +41,22 @@ Row = dict[str, Any]
 @click.option("--model", default="Llama-3.1-8B", show_default=True)
 @click.option("--layers", type=click.IntRange(min=1), help="[default: the model's]")
 @click.option("--prompt", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option(
+    "--bake",
+    "hows",
+    type=click.Choice(HOWS),
+    multiple=True,
+    default=HOWS,
+    show_default=True,
+    help="What one graph holds; may be given again.",
+)
 @click.option("--rounds", default=3, show_default=True, help="Of each; cold has one.")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
 def main(
     model: str,
     layers: int | None,
     prompt: int,
+    hows: tuple[str, ...],
     rounds: int,
     results: Path,
     **where: Any,
@@ -57,11 +67,11 @@ def main(
     rows: list[Row] = []
     with bench.in_pieces(**what) as pieces:
         named = model if layers is None else str(shortened(model, layers, bench.work))
-        for how in HOWS:
+        for how in hows:
             rows += _How(bench, pieces, how, prompt).measure(named, rounds)
-    by_how = {how: [row for row in rows if row["how"] == how] for how in HOWS}
+    by_how = {how: [row for row in rows if row["how"] == how] for how in hows}
     figures = {**what, **{how: figures_of(some) for how, some in by_how.items()}}
-    for how in HOWS:
+    for how in hows:
         _print(how, figures[how])
     path = write_result("first_token", bench.slug, figures, rows, results)
     print(f"wrote {path}")

@@ -20,6 +20,8 @@ def first_token_text(result: Mapping[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for how, words in _HOWS.items():
+        if how not in figures:
+            continue
         row = figures[how]
         work = ", ".join(f"{row['bundle_work'][name]} {name}" for name in _WORK)
         mega = _beside(row, "megacache")

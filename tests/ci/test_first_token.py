@@ -88,18 +88,26 @@ def test_the_model_is_compiled_and_then_as_it_was(
 @pytest.mark.slow
 def test_it_runs_on_a_cpu_to_its_end(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--prompt", "4"]
-    command += ["--model", str(LLAMA), "--rounds", "1", "--work", str(tmp_path / "w")]
+    command += [
+        "--bake",
+        "layers",
+        "--model",
+        str(LLAMA),
+        "--rounds",
+        "1",
+        "--work",
+        str(tmp_path / "w"),
+    ]
     command += ["--state", str(tmp_path / "state.json"), "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     units = json.loads((tmp_path / "state.json").read_text())["units"]
     (result,) = tmp_path.glob("first_token.cpu-*.json")
     figures = json.loads(result.read_text())["figures"]
-    for how in ("layers", "whole"):
-        assert figures[how]["bundle_work"]["compiled"] == 0
-        assert units[f"build {how}"]["result"]["verified"]
-        for round_ in (0, 1):
-            hit = units[f"bundle {how} {round_}"]["result"]
-            assert (hit["lowered"], hit["tuned"], hit["compiled"]) == (0, 0, 0)
-            assert hit["rel_error"] < 0.05
-        assert units[f"cold {how} 0"]["result"]["compiled"] > 0
+    work = {"lowered": 0, "tuned": 0, "compiled": 0}
+    assert figures["layers"]["bundle_work"].items() >= work.items()
+    assert figures["layers"]["cold_work"]["compiled"] > 0
+    assert figures["layers"]["worst_error"] < 0.05
+    assert units["build layers"]["result"]["verified"]
+    rounds = [units[f"bundle layers {number}"]["result"] for number in (0, 1)]
+    assert [row["compiled"] for row in rounds] == [0, 0]
