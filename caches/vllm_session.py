@@ -59,14 +59,14 @@ def _write(report: Path, row: dict[str, Any], workers: list[dict[str, Any]]) -> 
 def _run(words: Sequence[str]) -> dict[str, Any]:
     """Start the engine, serve every size, end it; return seconds and sizes."""
     start = time.perf_counter()
-    engine_of = private("vllm.v1.engine.llm_engine", "LLMEngine.from_vllm_config")[2]
+    imports()
     imported = time.perf_counter()
-    engine = engine_of(engine_config([*words, *_WITHOUT_A_MODEL]))
+    engine = started_engine(words)
     started = time.perf_counter()
     try:
         sizes = served_sizes(engine.vllm_config)
         for size in sizes:
-            _serve(engine, size)
+            serve(engine, size)
     finally:
         engine.engine_core.shutdown()
     return {
@@ -75,6 +75,17 @@ def _run(words: Sequence[str]) -> dict[str, Any]:
         "serve_s": round(time.perf_counter() - started, 2),
         "sizes": sizes,
     }
+
+
+def imports() -> None:
+    """Import what an engine is made by."""
+    private("vllm.v1.engine.llm_engine", "LLMEngine.from_vllm_config")
+
+
+def started_engine(words: Sequence[str]) -> Any:
+    """Return an engine with dummy weights, of the arguments of `vllm serve`."""
+    engine_of = private("vllm.v1.engine.llm_engine", "LLMEngine.from_vllm_config")[2]
+    return engine_of(engine_config([*words, *_WITHOUT_A_MODEL]))
 
 
 def served_sizes(config: Any) -> list[int]:
@@ -93,20 +104,28 @@ def served_sizes(config: Any) -> list[int]:
     return sorted(size for size in sizes if 0 < size <= largest)
 
 
-def _serve(engine: Any, size: int) -> None:
-    """Run prompts of so many tokens together, and as many decodes as there is room."""
+def serve(engine: Any, size: int, new_tokens: int = _NEW_TOKENS, seed: int = 0) -> int:
+    """Run prompts of so many tokens together, and as many decodes as there is room.
+
+    Args:
+        seed: Of the prompts: one that was seen is not run again.
+
+    Returns:
+        The tokens that were generated.
+    """
     sampling = private("vllm.sampling_params", "SamplingParams")[2]
-    params = sampling(max_tokens=_NEW_TOKENS, ignore_eos=True, detokenize=False)
+    params = sampling(max_tokens=new_tokens, ignore_eos=True, detokenize=False)
     config = engine.vllm_config
     vocabulary = config.model_config.get_vocab_size()
-    # Others for each size: a prompt that was seen is not run again.
-    chosen = random.Random(_SEED + size)
-    for number, length in enumerate(prompt_lengths(config, size)):
+    chosen = random.Random(_SEED + size + seed)
+    lengths = tuple(prompt_lengths(config, size))
+    for number, length in enumerate(lengths):
         tokens = [chosen.randrange(vocabulary) for _ in range(length)]
         prompt = {"prompt_token_ids": tokens}
         engine.add_request(f"{size}-{number}", prompt, params)
     while engine.has_unfinished_requests():
         engine.step()
+    return new_tokens * len(lengths)
 
 
 def prompt_lengths(config: Any, size: int) -> Iterator[int]:
