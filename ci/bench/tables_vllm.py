@@ -1,4 +1,4 @@
-"""The README's table of vLLM's key, made from its result file."""
+"""The README's tables of vLLM's key, its starts and of ledgers, from result files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,3 +24,45 @@ def keys_text(result: Mapping[str, Any]) -> str:
         same = "yes" if row["computed"] == row["engine"] else "no"
         lines.append(f"| {row['change']} | {row['line']}{besides} | {same} |")
     return "\n".join(lines)
+
+
+_MODELS = {"tiny": "a tiny Llama", "wide": "two layers of Llama-3.1-8B"}
+_STARTS = {
+    "cold": "nothing cached",
+    "warm": "vLLM's own cache, third start",
+    "bundle": "the bundle, in a fresh HOME",
+}
+
+
+def start_text(result: Mapping[str, Any]) -> str:
+    """Return the engine's starts, a row each."""
+    lines = [
+        "An engine's start until its first tokens, each in a fresh process, under a "
+        "ledger:",
+        "",
+        "| model | with | start | graphs compiled | kernels compiled | tokens/s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in result["rows"]:
+        if row["start"] not in _STARTS:
+            continue
+        work = row["work"]
+        kernels = work.get("cpp_compiled", 0) + work.get("triton_compiled", 0)
+        lines.append(
+            f"| {_MODELS[row['model']]} | {_STARTS[row['start']]} | "
+            f"{row['engine_s'] + row['first_s']:.1f} s | {work.get('lowered', 0)} | "
+            f"{kernels} | {row['tokens_per_s']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def ledger_text(result: Mapping[str, Any]) -> str:
+    """Return what a ledger costs, in a sentence."""
+    figures = result["figures"]
+    return (
+        f"A ledger took {figures['share_pct']:.1f} % of the time of a process that "
+        f"compiles {figures['graphs']} graphs as small as they get "
+        f"({figures['ledger_s']:.2f} of {figures['process_s']:.1f} s), and "
+        f"{figures['call_share_pct']:.1f} % of a call of one "
+        f"({figures['call_added_us']:.2f} of {figures['call_us']:.1f} us)."
+    )
