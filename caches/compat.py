@@ -139,12 +139,18 @@ def benchmark_key_has_policy() -> bool:
     )
 
 
-def benchmark_key(inputs_key: str, device_type: str) -> str:
-    """Return the key of one choice list in Inductor's timings file."""
+def benchmark_key(
+    inputs_key: str, device_type: str, *, cudagraphs: bool = False
+) -> str:
+    """Return the key of one choice list in Inductor's timings file.
+
+    Args:
+        cudagraphs: Whether the list asks to be timed by CUDA graphs alone.
+    """
     if not benchmark_key_has_policy():
         return inputs_key
     make = private("torch._inductor.select_algorithm", "create_benchmark_cache_key")[2]
-    return str(make(inputs_key, device_type, False))
+    return str(make(inputs_key, device_type, cudagraphs))
 
 
 def precompiles_inference_mode() -> bool:

@@ -89,7 +89,12 @@ class Probe:
             # A candidate that is a graph is lowered to be described.
             if not self._describing:
                 self._describing = True
-                self.take(lambda: self._describe(name, choices, input_nodes, layout))
+                graphed = bool(kwargs.get("benchmark_with_cudagraphs"))
+                self.take(
+                    lambda: self._describe(
+                        name, choices, input_nodes, layout, cudagraphs=graphed
+                    )
+                )
                 self._describing = False
             library = [c for c in choices if backend_of(c) == ATEN]
             kept = (library or choices)[:1]
@@ -141,7 +146,13 @@ class Probe:
         return " and ".join(filter(None, (*declined, *decided.said))) or NOT_SAID
 
     def _describe(
-        self, op: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any
+        self,
+        op: str,
+        choices: Sequence[Any],
+        input_nodes: Sequence[Any],
+        layout: Any,
+        *,
+        cudagraphs: bool,
     ) -> CandidateList:
         inputs_key = private(SELECT, "create_inputs_key")[2](input_nodes)
         inputs = tuple(spec_of(node.get_layout()) for node in input_nodes)
@@ -152,7 +163,9 @@ class Probe:
         candidates = tuple(candidate_of(choice, inputs) for choice in choices)
         return CandidateList(
             op=op,
-            inputs_key=benchmark_key(inputs_key, layout.device.type),
+            inputs_key=benchmark_key(
+                inputs_key, layout.device.type, cudagraphs=cudagraphs
+            ),
             precision=precision_key(),
             inputs=inputs,
             output=spec_of(layout),

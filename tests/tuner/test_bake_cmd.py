@@ -105,6 +105,7 @@ def test_all_processes_of_a_command_are_listed_tuned_and_baked(served: Served) -
     assert "not planned" not in served.log
 
 
+@pytest.mark.slow
 def test_a_bundle_is_proved_by_the_command_that_baked_it(served: Served) -> None:
     code, row, _ = served.verify()
     assert (code, row["ok"], row["work"]) == (0, True, {})
@@ -154,6 +155,7 @@ def test_a_command_that_fails_is_a_miss(
     assert (code, row["failures"][0]) == (1, failure)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_leaves_its_part(served: Served) -> None:
     text = OTHER + "import os\nos.kill(os.getpid(), 9)\n"
     code, row, _ = served.verify(*program(served.folder, "dies.py", text))
