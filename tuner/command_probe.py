@@ -8,12 +8,13 @@ import functools
 import importlib.util
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.compat import wrap
+from flytune.caches.compat import torch_version, wrap
 from flytune.caches.inductor import system_info, torch_key, triton_key
 from flytune.caches.ledger import Ledger
 from flytune.caches.ledger_hooks import SELECT
@@ -49,7 +50,7 @@ class FiledProbe(Probe):
         """Write what the lists' keys are of, once, before the first of them."""
         if self._path is not None:
             return
-        keys = torch_key(), _triton_key(), system_info()
+        keys = _software(), torch_key(), _triton_key(), system_info()
         name = f"{os.getpid()}-{time.time_ns()}{_LISTS}"
         self._path = self._folder / name
         self._append(keys)
@@ -97,7 +98,8 @@ def read_lists(folder: Path) -> Enumeration:
     """Join what the processes wrote.
 
     Raises:
-        FlytuneError: none compiled a graph, or they are of different software.
+        FlytuneError: none compiled a graph, or they are of different software, or of
+            other than this process's.
     """
     lists: list[CandidateList] = []
     keys: list[Any] = []
@@ -113,7 +115,13 @@ def read_lists(folder: Path) -> Enumeration:
         )
     if any(key != keys[0] for key in keys):
         raise FlytuneError("processes of the command run on different software")
-    return Enumeration(tuple(lists), *keys[0])
+    software, *own = keys[0]
+    if software != _software():
+        raise FlytuneError(
+            f"the command runs on {software}, and flytune on {_software()}",
+            hint="build with a flytune that is installed where the command's Python is",
+        )
+    return Enumeration(tuple(lists), *own)
 
 
 def _values(path: Path) -> Iterator[Any]:
@@ -124,6 +132,11 @@ def _values(path: Path) -> Iterator[Any]:
                 yield pickle.load(file)
             except (EOFError, pickle.UnpicklingError):
                 return
+
+
+def _software() -> str:
+    version = ".".join(map(str, sys.version_info[:2]))
+    return f"Python {version} and torch {torch_version()}"
 
 
 def _triton_key() -> str | None:

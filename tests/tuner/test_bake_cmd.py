@@ -1,6 +1,7 @@
 """Any command, built for and proved: real programs of several processes."""
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from builds import flytune
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.records import read_records
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.command_probe import read_lists
 
 # Its linear and its product of matrices are one list each; the second process asks for
 # the same graph, and one of another size.
@@ -200,3 +203,13 @@ def test_words_of_a_command(tmp_path: Path) -> None:
     done = build(tmp_path, ["'python"])
     assert done.returncode == 2
     assert "no closing quotation: `'python`" in done.stderr
+
+
+def test_lists_of_another_python_or_torch_are_refused(tmp_path: Path) -> None:
+    keys = ("Python 3.9 and torch 2.0", "key", None, {})
+    (tmp_path / "1-1.lists").write_bytes(pickle.dumps(keys))
+    with pytest.raises(FlytuneError, match=r"runs on Python 3\.9 and torch 2\.0, and"):
+        read_lists(tmp_path)
+    (tmp_path / "2-2.lists").write_bytes(pickle.dumps(("others", *keys[1:])))
+    with pytest.raises(FlytuneError, match="run on different software"):
+        read_lists(tmp_path)
