@@ -6,7 +6,7 @@ from typing import Any
 
 from flytune.caches.command import command_environment
 from flytune.caches.policy import ANY_COMPILER, ServingPolicy
-from flytune.caches.vllm_factors import PIECEWISE, VllmFactors, ask
+from flytune.caches.vllm_factors import PIECEWISE, VllmFactors, ask, check_portable
 
 # vLLM names its own caches, and the place is in no key.
 _NOWHERE = Path("/nonexistent")
@@ -30,13 +30,16 @@ def plan_vllm(
         policy: Of the device.
 
     Raises:
-        FlytuneError: vLLM is absent, refuses the arguments, or has changed.
+        FlytuneError: vLLM is absent, refuses the arguments, or has changed; or its key
+            would hold what is this machine's alone.
     """
     policy = replace(policy.for_command(), inductor=_INDUCTOR[policy.device])
     factors = _ask(arguments, policy)
     if factors.ahead and factors.shapes["mode"] != PIECEWISE:
         policy = replace(policy, env={**policy.env, **_NOT_AHEAD})
         factors = _ask(arguments, policy)
+    # Now, and not when all is baked.
+    check_portable(factors, arguments)
     return policy, factors
 
 
