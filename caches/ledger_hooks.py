@@ -185,6 +185,11 @@ def when_imported(points: Iterable[Point]) -> Actions:
     return actions
 
 
+def entry_points(ledger: Ledger) -> tuple[tuple[str, str], ...]:
+    """Return module and path of each entry point that `arm` must find."""
+    return tuple((module, path) for module, path, _ in _points(ledger))
+
+
 def _points(ledger: Ledger) -> tuple[Point, ...]:
     """Return the entry points that every program of Inductor's has."""
     return (
