@@ -6,7 +6,7 @@ The README's table and `flytune doctor` are both made of this.
 from dataclasses import astuple, dataclass
 from typing import Literal
 
-State = Literal["runs", "compiles only", "impossible"]
+State = Literal["runs", "compiles only", "not tried", "impossible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,16 @@ SUPPORT = (
         *("torch.compile", "2.11 to 2.14", "FlyDSL", "AMD gfx950", "impossible"), _OLD
     ),
     Support(
-        *("vLLM", "its own", "ATen, Triton", "NVIDIA GPU", "compiles only"),
-        "shapes one by one; its program is not baked",
+        *("vLLM 0.32", "2.13.0", "ATen, C++", "x86-64 CPU", "runs"),
+        "baked, proved and served in tests of their own",
+    ),
+    Support(
+        *("vLLM", "its own", "ATen, Triton", "NVIDIA GPU", "not tried"),
+        "--bake vllm is the same there, and has not run on one",
+    ),
+    Support(
+        *("SGLang", "its own", "ATen, Triton", "NVIDIA GPU", "not tried"),
+        "--bake-cmd takes any command; this one was read, not run",
     ),
     Support(
         *("vLLM 0.33", "2.14.0", "FlyDSL", "AMD gfx950", "impossible"),
