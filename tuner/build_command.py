@@ -22,15 +22,14 @@ from flytune.tuner.options import Phases
 from flytune.tuner.program_options import (
     attention_option,
     bake_option,
+    check_whose,
     phase_options,
     precompiled_option,
+    vllm_arguments,
 )
 from flytune.tuner.shapes_command import (
-    OF_A_MODEL,
-    check_model,
     engine_option,
     ep_option,
-    is_given,
     model_option,
     quant_option,
     shapes_option,
@@ -232,8 +231,8 @@ def build_command(
     from flytune.tuner.progress import Progress
     from flytune.tuner.summary import built_text
 
-    vllm = _vllm_arguments(bake, engine, model, arguments)
-    _check_whose(model, by_hand, bake_cmd, vllm)
+    vllm = vllm_arguments(bake, engine, model, arguments)
+    check_whose(model, by_hand, bake_cmd, vllm)
     threads = threads or len(os.sched_getaffinity(0))
     options = BuildOptions(
         model=model or "",
@@ -282,57 +281,6 @@ def build_command(
     click.echo(built_text(built))
     if not built.ok:
         raise click.exceptions.Exit(1)
-
-
-# Options of our own programs, by their parameters' names.
-_OF_OUR_OWN = {
-    **{name: name for name in ("precompiled", "attention", "context", "dynamic")},
-    **{"named": "phase", "compile_only": "compile-only", "recorded": "runner"},
-}
-
-
-def _check_whose(
-    model: str | None,
-    by_hand: Path | None,
-    bake_cmd: tuple[str, ...] | None,
-    vllm: tuple[str, ...],
-) -> None:
-    """Refuse options that say nothing, or too much, of what is built.
-
-    Raises:
-        click.UsageError: so they do.
-    """
-    runs = "--bake-cmd" if bake_cmd else "--bake vllm" if vllm else ""
-    if not runs or model is not None or by_hand is not None:
-        check_model(model, by_hand)
-    else:
-        for name in (*OF_A_MODEL, "tokens"):
-            if is_given(name):
-                raise click.UsageError(f"--{name} is of --model: {runs} says it")
-    own = {**_OF_OUR_OWN, **({"bake": "bake"} if bake_cmd else {})}
-    for name, option in own.items() if runs else ():
-        if is_given(name):
-            raise click.UsageError(f"--{option} does not go with {runs}")
-
-
-def _vllm_arguments(
-    bake: str, engine: Engine, model: str | None, arguments: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the arguments of `vllm serve`; none where vLLM is not baked.
-
-    Raises:
-        click.UsageError: there are some and nobody takes them, or there are none.
-    """
-    if bake != "vllm":
-        if arguments:
-            raise click.UsageError(f"unexpected argument: {arguments[0]}")
-        return ()
-    if engine != "vllm":
-        raise click.UsageError("--bake vllm and --engine vllm go together")
-    words = arguments if model is None else (model, *arguments)
-    if not words or words[0].startswith("-"):
-        raise click.UsageError("give --model, or vLLM's name of it first after `--`")
-    return words
 
 
 def _given(parse: Callable[[str], T], value: str | None) -> T | None:

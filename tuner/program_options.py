@@ -1,14 +1,17 @@
-"""The options of a build that say how the program of transformers is called."""
+"""The options of a build that say which program is baked, and how it is called."""
 
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import click
 
 from flytune.caches.program import Bake, Phase
+from flytune.shapes.gemm import Engine
 from flytune.shapes.tokens import parse_tokens
 from flytune.tuner.options import Phases
+from flytune.tuner.shapes_command import OF_A_MODEL, check_model, is_given
 
 BAKED: Mapping[str, Bake | Literal["vllm"]] = {
     "layers": "layers",
@@ -118,3 +121,54 @@ def _batch(words: str | None) -> tuple[int, ...]:
         return () if words is None else parse_tokens(words)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--batch'") from error
+
+
+# Options of our own programs, by their parameters' names.
+_OF_OUR_OWN = {
+    **{name: name for name in ("precompiled", "attention", "context", "dynamic")},
+    **{"named": "phase", "compile_only": "compile-only", "recorded": "runner"},
+}
+
+
+def check_whose(
+    model: str | None,
+    by_hand: Path | None,
+    bake_cmd: tuple[str, ...] | None,
+    vllm: tuple[str, ...],
+) -> None:
+    """Refuse options that say nothing, or too much, of what is built.
+
+    Raises:
+        click.UsageError: so they do.
+    """
+    runs = "--bake-cmd" if bake_cmd else "--bake vllm" if vllm else ""
+    if not runs or model is not None or by_hand is not None:
+        check_model(model, by_hand)
+    else:
+        for name in (*OF_A_MODEL, "tokens"):
+            if is_given(name):
+                raise click.UsageError(f"--{name} is of --model: {runs} says it")
+    own = {**_OF_OUR_OWN, **({"bake": "bake"} if bake_cmd else {})}
+    for name, option in own.items() if runs else ():
+        if is_given(name):
+            raise click.UsageError(f"--{option} does not go with {runs}")
+
+
+def vllm_arguments(
+    bake: str, engine: Engine, model: str | None, arguments: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the arguments of `vllm serve`; none where vLLM is not baked.
+
+    Raises:
+        click.UsageError: there are some and nobody takes them, or there are none.
+    """
+    if bake != "vllm":
+        if arguments:
+            raise click.UsageError(f"unexpected argument: {arguments[0]}")
+        return ()
+    if engine != "vllm":
+        raise click.UsageError("--bake vllm and --engine vllm go together")
+    words = arguments if model is None else (model, *arguments)
+    if not words or words[0].startswith("-"):
+        raise click.UsageError("give --model, or vLLM's name of it first after `--`")
+    return words
