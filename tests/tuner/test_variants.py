@@ -25,17 +25,17 @@ from flytune.caches.bundle import Bundle
 # Also asks for FlyDSL, as the policy of an AMD GPU does.
 ASKS = """
 from dataclasses import replace
-from flytune.tuner import plan
+from flytune.tuner import plan_program
 from flytune.tuner.cli import main
 
-cpu_policy = plan.cpu_policy
+cpu_policy = plan_program.cpu_policy
 
 def asking(*args, **kwargs):
     policy = cpu_policy(*args, **kwargs)
     more = {"max_autotune_gemm_backends": "ATEN,CPP,FLYDSL"}
     return replace(policy, inductor={**policy.inductor, **more})
 
-plan.cpu_policy = asking
+plan_program.cpu_policy = asking
 main()
 """
 # A server that knows only what its program is.
