@@ -64,6 +64,7 @@ bench-all: $(INSTALLED) ## Measure a CPU's figures and renew the README's tables
 	    --exhaustive 0 --bake-tokens 16
 	$(BIN)/python ci/bench/compile.py
 	$(BIN)/python ci/bench/coverage.py
+	$(BIN)/python ci/bench/ledger.py
 	$(BIN)/python ci/bench/fuzz.py
 	$(BIN)/python ci/bench/faults.py
 	$(BIN)/python ci/bench/tables.py

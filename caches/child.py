@@ -26,7 +26,6 @@ FOREIGN = (
     *("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_CACHING", "TORCH_LOGS"),
     *("TRITON_", "FLYDSL_", "FLYTUNE_INSTALLED", "FLYTUNE_CHANGES"),
     *("FLYTUNE_BUNDLE", "FLYTUNE_STRICT", "FLYTUNE_CAPTURE", "FLYTUNE_WATCH"),
-    *("FLYTUNE_BUNDLE", "FLYTUNE_STRICT"),
 )
 # Of linux/prctl.h: the signal that a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1

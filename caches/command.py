@@ -20,6 +20,8 @@ from flytune.caches.watch import Watch, watched_environment
 from flytune.shapes.errors import FlytuneError
 
 _TAIL_LINES = 4
+# What a command may take to end itself when it is asked to.
+_GRACE_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ def command_environment(policy: ServingPolicy, cache_dir: Path) -> dict[str, str
     """
     env = portable_environment(clean_environment(policy, cache_dir))
     # Ours run on a config alone; a command may well have to fetch.
-    if "HF_HUB_OFFLINE" not in os.environ:
-        del env["HF_HUB_OFFLINE"]
-    return env
+    del env["HF_HUB_OFFLINE"]
+    offline = os.environ.get("HF_HUB_OFFLINE")
+    return env if offline is None else {**env, "HF_HUB_OFFLINE": offline}
 
 
 def run_watched(
@@ -114,12 +116,34 @@ def _run(
     try:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+    except BaseException:
+        _end(process)
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     code = process.returncode
     return code if code >= 0 else 128 - code, usage.ru_maxrss / 2**20
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """End a command and all that descends from it, in sessions of their own too.
+
+    A launcher of ranks is asked first, since it knows best how to end them.
+    """
+    import psutil
+
+    try:
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    except psutil.NoSuchProcess:
+        return
+    for one in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def last_words(path: Path) -> str:

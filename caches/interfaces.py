@@ -30,6 +30,9 @@ PRIVATE = (
     (f"{_INDUCTOR}.async_compile", "_load_triton_kernel_from_source"),
     (f"{_INDUCTOR}.codegen.cpp_utils", "GemmBlocking"),
     (f"{_INDUCTOR}.codegen.subgraph", "SubgraphChoiceCaller"),
+    # Each setting of a policy goes through these.
+    (f"{_INDUCTOR}.config", "_config"),
+    (f"{_DYNAMO}.config", "_config"),
     (f"{_INDUCTOR}.config", "save_config_portable"),
     (f"{_INDUCTOR}.cpu_vec_isa", "valid_vec_isa_list"),
     (f"{_INDUCTOR}.graph", "GraphLowering"),

@@ -1,7 +1,8 @@
 """What a run of a program says of its bundle: does it hit, and where not, why."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flytune.caches.keys import GraphKey, explain_miss
@@ -98,15 +99,7 @@ def judge_processes(
             *_work(work, len(bypassed) if policy.frozen else 0),
         ]
         failures += [f"{process.name}: {line}" for line in dict.fromkeys(found)]
-    failures += [
-        f"{rank} compiled and called no graph, others of its group did"
-        for rank in absent_ranks(processes)
-    ]
-    if not any(process.graphs for process in processes):
-        failures.append(
-            "no compiled graph ran: the command compiles nothing, or its Python began "
-            "with -S, -I or -E"
-        )
+    failures += _unproved(processes)
     if not failures:
         failures += _left(written)
     events = [event for process in processes for event in process.events]
@@ -124,6 +117,20 @@ def judge_processes(
     )
 
 
+def _unproved(processes: Sequence[ProcessLedger]) -> list[str]:
+    """Say of whom nothing is proved, as no graph of his ran."""
+    failures = [
+        f"{rank} compiled and called no graph, others of its group did"
+        for rank in absent_ranks(processes)
+    ]
+    if not any(process.graphs for process in processes):
+        failures.append(
+            "no compiled graph ran: the command compiles nothing, or its Python began "
+            "with -S, -I or -E"
+        )
+    return failures
+
+
 def _process_row(process: ProcessLedger, aside: frozenset[Kind]) -> dict[str, Any]:
     return {
         "pid": process.pid,
@@ -135,6 +142,13 @@ def _process_row(process: ProcessLedger, aside: frozenset[Kind]) -> dict[str, An
         "aside": summary(e for e in process.events if e.kind in aside),
         "lookups": _lookup_counts(process.lookups),
     }
+
+
+def files_below(root: Path) -> frozenset[str]:
+    """Return the files below a directory, by their paths in it."""
+    return frozenset(
+        str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
+    )
 
 
 def exit_failures(code: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 A line of `PID-TIME.jsonl` is `["process", ...]`, `["rank", ...]`, `["event", ...]`,
 `["lookup", ...]` or `["graph"]`. A file that could not be written to its end is named
-`.broken`.
+`.broken`; where there could be none, a folder is.
 """
 
 import contextlib
@@ -86,9 +86,13 @@ class FileLedger(Ledger):
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
-        # A full disk lets a file be renamed.
-        with contextlib.suppress(OSError):
+        # A full disk lets a file be renamed, and a process without descriptors may
+        # still make a folder.
+        try:
             os.rename(self._path + _ROWS, self._path + _BROKEN)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.mkdir(self._path + _BROKEN)
         with contextlib.suppress(OSError, ValueError, AttributeError):
             print(f"flytune: the ledger cannot be written: {error}", file=sys.stderr)
 
@@ -145,7 +149,7 @@ def _read(path: Path) -> ProcessLedger:
     graphs = pid = parent = 0
     command: list[str] = []
     rank: Rank | None = None
-    for kind, *rest in _rows(path):
+    for kind, *rest in _rows(path) if path.is_file() else ():
         if kind == "process":
             pid, parent, command = rest
         elif kind == "rank":

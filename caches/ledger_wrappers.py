@@ -1,5 +1,6 @@
 """What counts a call of torch's that is more than one event: who made it, and why."""
 
+import os
 import subprocess
 import sys
 import time
@@ -109,8 +110,14 @@ def watch_commands(ledger: Ledger) -> None:
     inner = subprocess.Popen.__init__
 
     def init(self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
-        words = args if isinstance(args, str) else " ".join(map(str, args))
-        ledger.add(Event(Kind.COMPILER_QUERY, words[:120]))
+        ledger.note(lambda: Event(Kind.COMPILER_QUERY, _words(args)[:120]))
         inner(self, args, *rest, **kwargs)
 
     subprocess.Popen.__init__ = init  # type: ignore[method-assign]
+
+
+def _words(args: Any) -> str:
+    """Return a command in words; what can be read but once is left to the command."""
+    if isinstance(args, list | tuple):
+        return " ".join(map(str, args))
+    return str(args) if isinstance(args, str | bytes | os.PathLike) else "a command"

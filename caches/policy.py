@@ -159,7 +159,7 @@ class ServingPolicy:
             for name, value in values.items():
                 try:
                     set_default(config, name, value)
-                except LookupError as error:
+                except (AttributeError, LookupError) as error:
                     raise FlytuneError(str(error.args[0])) from error
         for name, mend in mends_for(self.to_json()).items():
             if importlib.util.find_spec(name.partition(".")[0]) is not None:

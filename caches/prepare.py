@@ -161,6 +161,15 @@ def _compare(manifest: Manifest, *, command: bool) -> tuple[PartResult, ...]:
     return (*refusals(manifest), *parts)
 
 
+def environment_of(manifest: Manifest) -> dict[str, str]:
+    """Return the variables of a bundle's policy.
+
+    Raises:
+        FlytuneError: the policy is malformed.
+    """
+    return {name: value for name, value, _ in _changes(manifest) if value is not None}
+
+
 def _changes(manifest: Manifest) -> tuple[Change, ...]:
     policy: Mapping[str, Any] = manifest.policy
     for name in ("env", "inductor", "dynamo"):

@@ -67,7 +67,9 @@ def program_name(single: Manifest) -> str:
 def _name(model: Mapping[str, Any], policy: Mapping[str, Any]) -> str:
     ranks = [f" {n}{model[n]}" for n in ("tp", "ep") if model.get(n, 1) != 1]
     tokens = ",".join(map(str, policy.get("tokens") or ()))
-    return f"{model.get('name')}{''.join(ranks)} at {tokens} tokens"
+    # A command's sizes are its own.
+    at = f" at {tokens} tokens" if tokens else ""
+    return f"{model.get('name')}{''.join(ranks)}{at}"
 
 
 def _is_part(part: Any) -> bool:

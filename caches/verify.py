@@ -18,7 +18,7 @@ from flytune.caches.child import clean_environment, run_module
 from flytune.caches.command import CommandSpec, command_environment, run_watched
 from flytune.caches.directories import TRITON_DIR
 from flytune.caches.expected import CACHES
-from flytune.caches.judge import exit_failures, judge, judge_processes
+from flytune.caches.judge import exit_failures, files_below, judge, judge_processes
 from flytune.caches.keys import KEYS_NAME, GraphKey, read_keys
 from flytune.caches.manifest import Manifest
 from flytune.caches.several import program_name, singles
@@ -96,7 +96,7 @@ def _run(
 ) -> Verdict:
     """Run the program as one variant of the bundle is served."""
     cache_dir = placed / CACHES
-    before = _files(cache_dir)
+    before = files_below(cache_dir)
     baked = read_keys(placed / KEYS_NAME) if (placed / KEYS_NAME).exists() else ()
     if (spec := command_of(manifest.program)) is not None:
         found = _run_command(placed, spec, variant, baked, before, output)
@@ -125,7 +125,7 @@ def _run_session(
     env = clean_environment(variant.policy, cache_dir)
     run_module(SESSION, request, result_path, env, what="the verified program")
     result = json.loads(result_path.read_text())
-    written = sorted(_files(cache_dir) - before)
+    written = sorted(files_below(cache_dir) - before)
     return judge(result, manifest, variant.policy, baked, written)
 
 
@@ -142,13 +142,7 @@ def _run_command(
     env = command_environment(variant.policy, cache_dir)
     watch = Watch(policy=variant.policy, without=variant.without)
     run = run_watched(spec.command, env, watch, output)
-    written = sorted(_files(cache_dir) - before)
+    written = sorted(files_below(cache_dir) - before)
     verdict = judge_processes(run.processes, variant.policy, baked, written)
     failures = (*exit_failures(run.code), *verdict.failures)
     return replace(verdict, failures=failures, peak_gib=run.peak_gib)
-
-
-def _files(root: Path) -> frozenset[str]:
-    return frozenset(
-        str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
-    )

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.command import run_watched
+from flytune.caches.expected import CACHES
 from flytune.caches.hook.flytune_status import SERVING, STATUS_VARIABLE
 from flytune.caches.install import exec_environment
-from flytune.caches.judge import exit_failures, judge_processes
+from flytune.caches.judge import exit_failures, files_below, judge_processes
 from flytune.caches.keys import KEYS_NAME, GraphKey, read_keys
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.prepare import prepare
@@ -46,14 +47,18 @@ def verify_command(
         )
         into = folder / "installed"
         placed = prepare(named, into, strict=True, command=True, trust=trust)
+        assert placed.directory is not None, "strict"
         if placed.held >= 0:
-            os.set_inheritable(placed.held, True)
+            # Nobody else knows of this installation.
+            os.close(placed.held)
         states = folder / "status"
         environment = {**exec_environment(placed), STATUS_VARIABLE: str(states)}
+        before = files_below(placed.directory / CACHES)
         run = run_watched(command, environment, Watch(), sys.stderr)
+        written = sorted(files_below(placed.directory / CACHES) - before)
         baked = _keys(bundle, folder / "keys")
         policy = ServingPolicy.from_json(manifest.policy)
-        verdict = judge_processes(run.processes, policy, baked)
+        verdict = judge_processes(run.processes, policy, baked, written)
         failures = [*exit_failures(run.code), *_unused(states), *verdict.failures]
         return replace(verdict, failures=tuple(failures), peak_gib=run.peak_gib)
 

@@ -23,14 +23,14 @@ def register() -> None:
     bundle = os.environ.get(BUNDLE_VARIABLE)
     if not bundle and not os.environ.get(COUNTS_VARIABLE):
         return
-    from flytune.caches.vllm_watch import Watch
+    from flytune.caches.vllm_watch import EngineWatch
 
     strict = os.environ.get(STRICT_VARIABLE, "") not in ("", "0")
     if not bundle:
-        Watch(None, strict=False).arm()
+        EngineWatch(None, strict=False).arm()
         return
     from flytune.caches.install import install_imported
 
     installed = install_imported(bundle, strict=strict)
     if installed.directory is not None:
-        Watch(installed.directory, strict=strict).arm()
+        EngineWatch(installed.directory, strict=strict).arm()

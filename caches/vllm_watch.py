@@ -56,7 +56,7 @@ _FOUND = ("aot_loads", "artifacts_loaded", "graph_hits")
 _GRAPH = ("graph", "loaded")
 
 
-class Watch:
+class EngineWatch:
     """Counts what this process compiles.
 
     Args:
@@ -74,7 +74,7 @@ class Watch:
         self._said = False
 
     def arm(self) -> None:
-        """Watch from now on, each module when vLLM has imported it.
+        """EngineWatch from now on, each module when vLLM has imported it.
 
         Raises:
             FlytuneError: strict, and a private interface is not what it was.

@@ -32,7 +32,7 @@ from flytune.caches.ledger import Kind, Lookup, read_events, read_lookups, summa
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.verify import SESSION
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.command_stages import refuse_unseen, run_pass
+from flytune.tuner.command_stages import TIMINGS, refuse_unseen, run_pass
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
@@ -102,8 +102,10 @@ def bake(
     cache_dir = plan.work / "bake"
     shutil.rmtree(cache_dir, ignore_errors=True)
     cache_dir.mkdir(parents=True)
+    (plan.work / TIMINGS).unlink(missing_ok=True)
     if timings:
-        write_timings(cache_dir, system, timings)
+        written = write_timings(cache_dir, system, timings)
+        shutil.copyfile(written, plan.work / TIMINGS)
     passes = _Passes(plan.policy)
     without = plan.policy.without_flydsl()
     policies = [plan.policy, *([] if without is None else [without])]

@@ -21,11 +21,9 @@ from flytune.caches.recorded import RecordedTime, read_recorded
 from flytune.caches.stand_in import stand_in_environment
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
-from flytune.caches.vllm_estimate import estimate_lines
 from flytune.caches.vllm_program import VllmSpec
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.model_config import ModelConfig
-from flytune.shapes.reach import is_reached, reach_words, unreached
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.cluster import check_address
@@ -35,7 +33,8 @@ from flytune.tuner.eager_flydsl import OPS, EagerBuild, build_all_eager
 from flytune.tuner.journal import Journal
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.options import BuildOptions
-from flytune.tuner.plan import GIB, Plan, make_plan
+from flytune.tuner.plan import Plan, make_plan
+from flytune.tuner.plan_words import say_plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import PACKING, Built, Made, publish
 from flytune.tuner.publish_compiled import Compiled, publish_compiled
@@ -65,7 +64,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
     """
     _check_named(options)
     plan = make_plan(options)
-    _say_plan(plan, options, progress)
+    say_plan(plan, options, progress)
     keys = _keys(options, progress)
     older = None
     if options.from_bundle is not None:
@@ -96,29 +95,6 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             program = plan.program.after_bake(baked.cache_dir)
             made = replace(made, plan=replace(plan, program=program))
         return publish(made, decisions, baked, progress)
-
-
-def _say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
-    counts = _token_counts(plan, options)
-    progress.say(
-        f"plan: {plan.model.name}, {len(plan.shapes)} GEMMs{counts}, "
-        f"{plan.policy.name} policy, about {plan.needed_bytes / GIB:.1f} GiB; kept in "
-        f"{plan.work}"
-    )
-    if isinstance(plan.program, VllmSpec) and plan.program.factors is not None:
-        for line in estimate_lines(plan.program.factors):
-            progress.say(f"plan: vLLM: {line}")
-    if others := unreached((*plan.shapes, *plan.left_out)):
-        done = "left out" if plan.left_out else "built all the same"
-        reached = sum(map(is_reached, plan.shapes))
-        progress.say(f"plan: {reach_words(reached, others)}, and {done}")
-
-
-def _token_counts(plan: Plan, options: BuildOptions) -> str:
-    """Say at how many token counts a model is planned; a file may say its own."""
-    if options.by_hand is not None or not options.model:
-        return ""
-    return f" at {len(options.tokens)} token count{'s' if options.tokens[1:] else ''}"
 
 
 def _check_named(options: BuildOptions) -> None:

@@ -104,9 +104,10 @@ def read_lists(folder: Path) -> Enumeration:
     lists: list[CandidateList] = []
     keys: list[Any] = []
     for path in sorted(folder.glob(f"*{_LISTS}")):
-        first, *rest = _values(path)
-        keys.append(first)
-        lists += rest
+        # None where its process was killed as it began.
+        for first, *rest in [tuple(_values(path))] if path.stat().st_size else ():
+            keys.append(first)
+            lists += rest
     if not keys:
         raise FlytuneError(
             "the command compiles nothing with Inductor, so that there is nothing to "

@@ -12,7 +12,6 @@ from flytune.caches.command import (
     last_words,
     run_watched,
 )
-from flytune.caches.inductor import timings_file
 from flytune.caches.ledger import Event, Kind
 from flytune.caches.ledger_file import joined
 from flytune.caches.policy import ServingPolicy, uses_flydsl
@@ -25,6 +24,8 @@ from flytune.tuner.command_probe import read_lists
 if TYPE_CHECKING:
     from flytune.tuner.plan import Plan
 
+TIMINGS = "timings.json"
+"""In a build's directory: Inductor's timings file, for any cache directory."""
 _PROBE = "flytune.tuner.command_probe"
 
 
@@ -66,12 +67,12 @@ def run_pass(
     Raises:
         FlytuneError: it fails, or only some of its ranks compile.
     """
-    timings = next(iter(timings_file(cache_dir, "*").parent.glob("*")), None)
+    timings = plan.work / TIMINGS
     watch = Watch(
         policy=policy,
         search=search.upper(),
         keep_descents=number > 1 and plan.profile is not None,
-        timings=timings,
+        timings=timings if timings.exists() else None,
     )
     env = command_environment(policy, cache_dir)
     run = _logged(plan, spec, env, watch, f"bake-{number}")
@@ -122,4 +123,4 @@ def _logged(
 def command_name(command: Sequence[str]) -> str:
     """Return what a command is called: its script's name, or its program's."""
     script = next((word for word in command if word.endswith(".py")), command[0])
-    return Path(script).stem
+    return Path(script).name.removesuffix(".py")

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.prepare import environment_of
+from flytune.caches.trust import Trust, admit
+from flytune.tuner.trust_options import trust_options
 
 if TYPE_CHECKING:
     from flytune.caches.vllm_factors import VllmFactors
@@ -27,9 +30,15 @@ _LORA = "--enable-lora"
     help="Whose key is computed.",
 )
 @click.option("--lora", is_flag=True, help="Say what `--enable-lora` would change.")
+@trust_options
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a factor.")
 def explain_command(
-    bundle: Path, arguments: tuple[str, ...], engine: str, lora: bool, as_json: bool
+    bundle: Path,
+    arguments: tuple[str, ...],
+    engine: str,
+    lora: bool,
+    trust: Trust,
+    as_json: bool,
 ) -> None:
     """Predict whether an engine hits BUNDLE, and say each factor by which it would not.
 
@@ -39,15 +48,19 @@ def explain_command(
     Exits 1 if it would miss.
     """
     from flytune.caches.vllm_factors import ask
+    from flytune.caches.vllm_program import VllmSpec
     from flytune.caches.vllm_why import baked_factors, predict
 
-    manifest = Bundle.open(bundle).manifest
+    opened = Bundle.open(bundle)
+    # Its arguments and its environment are those of a process that runs here.
+    admit(opened, trust)
+    manifest = opened.manifest
     baked = baked_factors(manifest)
-    words = list(arguments or manifest.program["arguments"])
+    words = list(arguments or VllmSpec.from_json(manifest.program).arguments)
     if lora and _LORA not in words:
         words.append(_LORA)
     policy = manifest.policy
-    env = {**os.environ, **policy.get("env", {})}
+    env = {**os.environ, **environment_of(manifest)}
     live = ask(words, env, policy.get("inductor", {}))
     prediction = predict(baked, live)
     if as_json:

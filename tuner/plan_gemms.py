@@ -1,6 +1,7 @@
 """The GEMMs of a build: a model's, and those of them that are worth building."""
 
 import json
+from pathlib import Path
 
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.program import lowered_counts
@@ -29,7 +30,8 @@ def list_gemms(
     if words := options.whose:
         # What it asks for is what is tuned.
         raw = json.dumps(words)
-        return HandList(command_name(words), words[0], (), raw, "a command"), ()
+        name = Path(words[0]).name if options.vllm else command_name(words)
+        return HandList(name, words[0], (), raw, "a command"), ()
     if options.by_hand is not None:
         if options.ops != ("gemm",):
             raise FlytuneError(

@@ -33,7 +33,8 @@ def plan_vllm(
         FlytuneError: vLLM is absent, refuses the arguments, or has changed; or its key
             would hold what is this machine's alone.
     """
-    policy = replace(policy.for_command(), inductor=_INDUCTOR[policy.device])
+    inductor = _INDUCTOR[policy.device]
+    policy = replace(policy.for_command(), name="vllm", inductor=inductor)
     factors = _ask(arguments, policy)
     if factors.ahead and factors.shapes["mode"] != PIECEWISE:
         policy = replace(policy, env={**policy.env, **_NOT_AHEAD})

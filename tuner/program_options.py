@@ -39,7 +39,8 @@ bake_option = click.option(
     help="What one graph holds. layers, or transformers: a decoder layer of each kind "
     "and the head, each compiled alone, one graph for all layers of a kind. whole, or "
     "model: all of the model. vllm: what the engine of `vllm serve M ARGUMENTS` "
-    "compiles, ARGUMENTS being those after `--`; with --engine vllm.",
+    "compiles, ARGUMENTS being those after `--`; with --engine vllm. M is --model as "
+    "vLLM takes it, or without --model the first of them.",
 )
 
 precompiled_option = click.option(
@@ -130,6 +131,14 @@ _OF_OUR_OWN = {
 }
 
 
+_OF_TOKENS = {
+    **{"words": "tokens", "max_num_seqs": "max-num-seqs", "spec": "spec"},
+    **{"prefill_chunk": "prefill-chunk"},
+}
+# What vLLM decides on by itself.
+_OF_A_POLICY = {"policy": "policy", "backends": "backends"}
+
+
 def check_whose(
     model: str | None,
     by_hand: Path | None,
@@ -145,10 +154,11 @@ def check_whose(
     if not runs or model is not None or by_hand is not None:
         check_model(model, by_hand)
     else:
-        for name in (*OF_A_MODEL, "tokens"):
+        for name in (*OF_A_MODEL, *_OF_TOKENS):
             if is_given(name):
-                raise click.UsageError(f"--{name} is of --model: {runs} says it")
-    own = {**_OF_OUR_OWN, **({"bake": "bake"} if bake_cmd else {})}
+                option = _OF_TOKENS.get(name, name)
+                raise click.UsageError(f"--{option} is of --model: {runs} says it")
+    own = {**_OF_OUR_OWN, **({"bake": "bake"} if bake_cmd else _OF_A_POLICY)}
     for name, option in own.items() if runs else ():
         if is_given(name):
             raise click.UsageError(f"--{option} does not go with {runs}")

@@ -167,7 +167,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     if verdict.worst_error is not None:
         lines.append(f"        largest difference from eager {verdict.worst_error:.4f}")
     if dynamic := verdict.aside.get(Kind.DYNAMIC):
-        lines.append(f"        {dynamic} of the graphs that hit have dynamic sizes")
+        which = "hit" if verdict.ok(strict=False) else "were looked for"
+        lines.append(f"        {dynamic} of the graphs that {which} have dynamic sizes")
     kinds = {kind: n for kind, n in verdict.aside.items() if kind != Kind.DYNAMIC}
     if kinds:
         aside = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in kinds.items())

@@ -140,10 +140,7 @@ class Hook(flytune_imports.AfterImport):
             if open_to is not None:
                 text = f"directory can be written by other users: {open_to}"
                 yield Reason(flytune_status.ERROR, "FT304", text)
-            ranks, launched = activation.get("world_size"), os.environ.get("WORLD_SIZE")
-            # Alike on every rank: one that compiles would keep the others waiting.
-            if ranks is not None and launched not in (None, str(ranks)):
-                text = f"ranks: built for {ranks}, here {launched}"
+            if text := flytune_torch.other_launch(activation.get("world_size")):
                 yield Reason(flytune_status.MISS, "FT110", text)
             live = flytune_torch.environment_parts(module, activation["kind"])
             # What is not to be mended may never be imported: it is not waited for.

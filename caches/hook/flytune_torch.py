@@ -6,6 +6,7 @@ Standard library alone, and nothing newer than Python 3.10: as the hook.
 import contextlib
 import functools
 import importlib.metadata
+import os
 import sys
 import sysconfig
 import threading
@@ -34,6 +35,7 @@ def set_default(config: Any, name: str, value: Any) -> Callable[[], None]:
         raise LookupError(f"torch has no setting that the policy names: `{name}`")
     if isinstance(entry.default, (tuple, set, frozenset)):
         value = type(entry.default)(value)
+    # Raises where it has no such thing: it would be set, and nobody would read it.
     previous = entry.env_value_default
     entry.env_value_default = value
     return lambda: setattr(entry, "env_value_default", previous)
@@ -253,6 +255,20 @@ def after_compiling(
             handler.remove_end_callback(tell)
 
     return undo
+
+
+def other_launch(ranks: Any) -> str:
+    """Say of which size this launch is where a bundle is for another, else nothing.
+
+    Alike on every rank: one that compiles would keep the others waiting.
+
+    Args:
+        ranks: that the bundle was baked with; None where there was one at most.
+    """
+    launched = os.environ.get("WORLD_SIZE")
+    if ranks is None or launched in (None, str(ranks)):
+        return ""
+    return f"ranks: built for {ranks}, here {launched}"
 
 
 def environment_parts(torch: Any, kind: str) -> dict[str, Any]:

@@ -59,10 +59,15 @@ def start_text(result: Mapping[str, Any]) -> str:
 def ledger_text(result: Mapping[str, Any]) -> str:
     """Return what a ledger costs, in a sentence."""
     figures = result["figures"]
+    added = figures["call_added_us"]
+    call = (
+        f"{figures['call_share_pct']:.1f} % of a call of one ({added:.2f} of "
+        f"{figures['call_us']:.1f} us)"
+        if added > 0
+        else f"nothing that can be measured of a call of {figures['call_us']:.1f} us"
+    )
     return (
         f"A ledger took {figures['share_pct']:.1f} % of the time of a process that "
         f"compiles {figures['graphs']} graphs as small as they get "
-        f"({figures['ledger_s']:.2f} of {figures['process_s']:.1f} s), and "
-        f"{figures['call_share_pct']:.1f} % of a call of one "
-        f"({figures['call_added_us']:.2f} of {figures['call_us']:.1f} us)."
+        f"({figures['ledger_s']:.2f} of {figures['process_s']:.1f} s), and {call}."
     )

@@ -13,7 +13,10 @@ def in_child(work: object, *args: object) -> int:
     """Run a function in a forked process; return how that ended."""
     pid = os.fork()
     if pid == 0:
-        work(*args)  # type: ignore[operator]
+        try:
+            work(*args)  # type: ignore[operator]
+        except BaseException:  # it must not go on with the tests
+            os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -70,6 +73,20 @@ def test_a_ledger_without_room_proves_nothing(tmp_path: Path) -> None:
     (process,) = read_ledgers(tmp_path)
     assert process.events[-1].kind is Kind.UNSEEN
     assert 0 < len(process.events) < 20
+
+
+def without_descriptors(ledger: FileLedger) -> None:
+    spare = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, spare))
+    ledger.add_graph()
+
+
+def test_a_process_that_could_not_begin_its_ledger_proves_nothing(
+    tmp_path: Path,
+) -> None:
+    assert in_child(without_descriptors, FileLedger(tmp_path)) == 0
+    (process,) = read_ledgers(tmp_path)
+    assert [event.kind for event in process.events] == [Kind.UNSEEN]
 
 
 def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:

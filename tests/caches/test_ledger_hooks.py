@@ -171,3 +171,24 @@ def test_a_torch_without_an_entry_point_is_an_error() -> None:
         assert line.startswith("FlytuneError torch 2.")
         name = entry.replace(":", ".")
         assert line.endswith(f"a private interface that flytune uses: `{name}`")
+
+
+COMMANDS = """
+import json, pathlib, subprocess
+from flytune.caches.ledger import Ledger
+from flytune.caches.ledger_wrappers import watch_commands
+ledger = Ledger()
+watch_commands(ledger)
+true = subprocess.run(["which", "true"], capture_output=True, text=True).stdout.strip()
+codes = [
+    subprocess.run(words).returncode
+    for words in (pathlib.Path(true), true, [pathlib.Path(true)], iter([true]))
+]
+print(json.dumps([true, codes, [event.what for event in ledger.events]]))
+"""
+
+
+def test_every_form_of_a_command_runs_and_is_counted() -> None:
+    true, codes, said = run_python(COMMANDS)
+    assert codes == [0, 0, 0, 0]
+    assert said == ["which true", true, true, true, "a command"]

@@ -14,9 +14,12 @@ import pytest
 from builds import flytune
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.command import command_environment
+from flytune.caches.policy import cpu_policy
 from flytune.caches.records import read_records
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.command_probe import read_lists
+from flytune.tuner.command_probe import _software, read_lists
+from flytune.tuner.command_stages import command_name
 
 # Its linear and its product of matrices are one list each; the second process asks for
 # the same graph, and one of another size.
@@ -166,6 +169,17 @@ def test_a_process_that_dies_leaves_its_part(served: Served) -> None:
     assert row["processes"][0]["graphs"] == 1
 
 
+def test_what_a_process_without_a_ledger_compiles_is_found(served: Served) -> None:
+    unseen = "import torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(4))\n"
+    started = f"subprocess.run([sys.executable, '-I', '-c', {unseen!r}])"
+    code = f"{OTHER}import subprocess, sys\n{started}\n"
+    words = program(served.folder, "hidden.py", code)
+    code_, row, _ = served.verify(*words)
+    assert code_ == 1
+    (failure,) = row["failures"]
+    assert failure.startswith("files were written: ")
+
+
 def test_no_such_command(served: Served) -> None:
     code, row, said = served.verify("no-such-command")
     assert (code, row) == (1, None)
@@ -189,6 +203,9 @@ def test_a_command_that_cannot_be_baked_leaves_nothing(tmp_path: Path) -> None:
         (("--precompiled",), "--precompiled does not go with --bake-cmd"),
         (("--runner", f"recorded:{__file__}"), "--runner does not go with --bake-cmd"),
         (("--tp", "2"), "--tp is of --model: --bake-cmd says it"),
+        (("--tokens", "4"), "--tokens is of --model: --bake-cmd says it"),
+        (("--max-num-seqs", "4"), "--max-num-seqs is of --model: --bake-cmd says it"),
+        (("--bake", "whole"), "--bake does not go with --bake-cmd"),
     ],
 )
 def test_options_of_our_own_program(
@@ -213,3 +230,37 @@ def test_lists_of_another_python_or_torch_are_refused(tmp_path: Path) -> None:
     (tmp_path / "2-2.lists").write_bytes(pickle.dumps(("others", *keys[1:])))
     with pytest.raises(FlytuneError, match="run on different software"):
         read_lists(tmp_path)
+
+
+def test_lists_of_a_process_that_was_killed_as_it_began(tmp_path: Path) -> None:
+    (tmp_path / "1-1.lists").touch()
+    (tmp_path / "2-2.lists").write_bytes(pickle.dumps((_software(), "k", None, {}))[:9])
+    with pytest.raises(FlytuneError, match="compiles nothing with Inductor"):
+        read_lists(tmp_path)
+    own = pickle.dumps((_software(), "key", None, {"hash": "h"}))
+    (tmp_path / "3-3.lists").write_bytes(own)
+    assert read_lists(tmp_path).torch_key == "key"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("python", "tools/serve.py", "--x"), "serve"),
+        (("python3.11", "-m", "server"), "python3.11"),
+        (("/opt/bin/Qwen2.5",), "Qwen2.5"),
+    ],
+)
+def test_the_name_of_a_command(words: tuple[str, ...], name: str) -> None:
+    assert command_name(words) == name
+
+
+@pytest.mark.parametrize("value", ["0", "1", None])
+def test_whether_a_command_may_fetch_is_left_as_it_is(
+    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    policy = cpu_policy("unfrozen", tokens=(1,), threads=1, attention="sdpa")
+    env = command_environment(policy.for_command(), tmp_path)
+    assert env.get("HF_HUB_OFFLINE") == value
