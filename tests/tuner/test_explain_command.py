@@ -39,8 +39,8 @@ def factors(key: str = KEY, length: int = 512, **shapes: Any) -> VllmFactors:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
-    def packed(program: dict[str, Any]) -> str:
+def make(tmp_path: Path) -> Callable[..., str]:
+    def packed(program: dict[str, Any], *, signed: bool = True) -> str:
         manifest = Manifest(
             created="2026-01-02T03:04:05Z",
             flytune="0.1.0",
@@ -57,13 +57,14 @@ def make(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
         )
         (tmp_path / "staged").mkdir()
         path = tmp_path / "b.tar.zst"
-        return str(pack(tmp_path / "staged", manifest, path, keys=[own_key()]))
+        keys = [own_key()] if signed else []
+        return str(pack(tmp_path / "staged", manifest, path, keys=keys))
 
     return packed
 
 
 @pytest.fixture
-def bundle(make: Callable[[dict[str, Any]], str]) -> str:
+def bundle(make: Callable[..., str]) -> str:
     return make(program_row(ARGUMENTS, factors()))
 
 
@@ -135,7 +136,18 @@ def test_lora(bundle: str, asked: list[Sequence[str]]) -> None:
     assert asked == [[*ARGUMENTS, "--enable-lora"], ["llama", "--enable-lora"]]
 
 
-def test_another_program(make: Callable[[dict[str, Any]], str]) -> None:
+def test_nothing_of_a_bundle_runs_for_which_nobody_vouches(
+    make: Callable[..., str], asked: list[Sequence[str]]
+) -> None:
+    bundle = make(program_row(ARGUMENTS, factors()), signed=False)
+    result = run(bundle, "--engine", "vllm")
+    assert isinstance(result.exception, FlytuneError)
+    assert "not signed" in str(result.exception)
+    assert asked == []
+    assert run(bundle, "--engine", "vllm", "--allow-unsigned").exit_code == 0
+
+
+def test_another_program(make: Callable[..., str]) -> None:
     result = run(make({"kind": "transformers"}), "--engine", "vllm")
     assert isinstance(result.exception, FlytuneError)
     assert "of the kind: transformers" in str(result.exception)
