@@ -38,6 +38,7 @@ def launched(program: Path, ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *each, str(program)]
 
 
+@pytest.mark.slow
 def test_each_rank_finds_its_part_and_another_launch_does_without(
     tmp_path: Path,
 ) -> None:

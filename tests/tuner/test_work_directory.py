@@ -29,7 +29,7 @@ def test_lists_that_others_could_have_written(tmp_path: Path, mode: int) -> None
     work.mkdir(parents=True)
     (work / "lists.pickle").write_bytes(pickle.dumps(Planted(trace)))
     work.chmod(mode)
-    plan = cast(Any, SimpleNamespace(work=work))
+    plan = cast(Any, SimpleNamespace(program=None, work=work))
     with pytest.raises(FlytuneError, match=f"written by other users: {work}"):
         _enumerate(plan, cast(Any, None), cast(Any, None), Progress())
     assert not trace.exists()
