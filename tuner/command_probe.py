@@ -105,9 +105,9 @@ def read_lists(folder: Path) -> Enumeration:
     keys: list[Any] = []
     for path in sorted(folder.glob(f"*{_LISTS}")):
         # None where its process was killed as it began.
-        for first, *rest in [tuple(_values(path))] if path.stat().st_size else ():
-            keys.append(first)
-            lists += rest
+        if values := tuple(_values(path)):
+            keys.append(values[0])
+            lists += values[1:]
     if not keys:
         raise FlytuneError(
             "the command compiles nothing with Inductor, so that there is nothing to "

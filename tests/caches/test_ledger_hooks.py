@@ -189,6 +189,6 @@ print(json.dumps([true, codes, [event.what for event in ledger.events]]))
 
 
 def test_every_form_of_a_command_runs_and_is_counted() -> None:
-    true, codes, said = run_python(COMMANDS)
+    true, codes, said = json.loads(run_python(COMMANDS))
     assert codes == [0, 0, 0, 0]
     assert said == ["which true", true, true, true, "a command"]

@@ -204,7 +204,6 @@ def test_a_command_that_cannot_be_baked_leaves_nothing(tmp_path: Path) -> None:
         (("--runner", f"recorded:{__file__}"), "--runner does not go with --bake-cmd"),
         (("--tp", "2"), "--tp is of --model: --bake-cmd says it"),
         (("--tokens", "4"), "--tokens is of --model: --bake-cmd says it"),
-        (("--max-num-seqs", "4"), "--max-num-seqs is of --model: --bake-cmd says it"),
         (("--bake", "whole"), "--bake does not go with --bake-cmd"),
     ],
 )
