@@ -1,16 +1,18 @@
 """How long an engine of vLLM's takes to start: cold, with its own cache, with a bundle.
 
-`python ci/bench/vllm_start.py [--model tiny] [--model wide] [--seconds 10]`, by the
+`python ci/bench/vllm_start.py [--model tiny] [--model wide] [--rounds 3]`, by the
 Python of an environment with vLLM and flytune (`make test-vllm` makes `.venv-vllm`).
 
 Each engine is a fresh process in a HOME of its own, under a ledger. With its own cache
-is the third start on one directory: the second still compiles. The bundle is what
-`flytune build --bake vllm` makes, in a HOME where nothing is. The CPU platform compiles
-as its GPU platforms do, by the switch of the tests.
+are the starts after the second on one directory, which may still compile. The bundle is
+what `flytune build --bake vllm` makes, in a HOME where nothing is. Those two take
+turns, for a shared host's speed drifts by more than what is between them. The CPU
+platform compiles as its GPU platforms do, by the switch of the tests.
 """
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -47,7 +49,6 @@ WIDE = {
     "num_hidden_layers": 2,
 }
 MODELS: Mapping[str, Mapping[str, Any]] = {"tiny": {}, "wide": WIDE}
-STARTS = ("cold", "warm", "bundle")
 
 
 @click.command()
@@ -61,13 +62,14 @@ STARTS = ("cold", "warm", "bundle")
     help="wide: two layers of Llama-3.1-8B.",
 )
 @click.option("--seconds", default=10.0, show_default=True, help="Of steady state.")
-def main(models: tuple[str, ...], seconds: float) -> None:
+@click.option("--rounds", default=3, show_default=True, help="Of warm and bundle.")
+def main(models: tuple[str, ...], seconds: float, rounds: int) -> None:
     """Measure, print, and write the result file."""
     rows = []
     for name in models:
         # Short, for vLLM's sockets lie there.
         with tempfile.TemporaryDirectory(prefix="vb-", dir="/tmp") as directory:
-            rows += Starts(Path(directory), name, seconds).measured()
+            rows += Starts(Path(directory), name, seconds).measured(rounds)
     figures = figures_of(rows)
     slug = Target.here(threads=len(os.sched_getaffinity(0))).slug
     print(f"wrote {write_result('vllm_start', slug, figures, rows)}")
@@ -85,17 +87,22 @@ class Starts:
         batch = ("--max-num-batched-tokens", "512")
         self._arguments = (str(path), *COMMON, *batch, *SIZES)
 
-    def measured(self) -> list[dict[str, Any]]:
-        """Return a row a start: cold, settled (the second), warm and bundle."""
+    def measured(self, rounds: int) -> list[dict[str, Any]]:
+        """Return a row a start: cold, the second, then warm and bundle in turn."""
         own = self._home("own")
         # Built first: so that no start finds the files of vLLM cold on disk.
         bundle = self._build()
-        rows = [self._start(name, own) for name in ("cold", "second", "warm")]
-        home = self._home("served")
-        placed = prepare(
-            bundle, self._folder / "i", strict=True, command=True, trust=Trust((), True)
-        )
-        return [*rows, self._start("bundle", {**exec_environment(placed), **home})]
+        rows = [self._start(name, own) for name in ("cold", "second")]
+        for number in range(rounds):
+            rows += [self._start("warm", own), self._served(bundle, str(number))]
+        return rows
+
+    def _served(self, bundle: Path, number: str) -> dict[str, Any]:
+        """Start with the bundle on a host that has had nothing of it."""
+        home, into = self._home(f"served{number}"), self._folder / f"i{number}"
+        trust = Trust((), True)
+        placed = prepare(bundle, into, strict=True, command=True, trust=trust)
+        return self._start("bundle", {**exec_environment(placed), **home})
 
     def _build(self) -> Path:
         out = self._folder / "bundle"
@@ -148,14 +155,26 @@ class Starts:
 
 
 def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return each model's seconds to its first tokens, and its tokens a second."""
+    """Return each model's seconds to its first tokens, and its tokens a second.
+
+    Medians of the starts of a kind; of their work the most that one did.
+    """
     figures: dict[str, Any] = {}
-    for row in rows:
-        name = f"{row['model']}_{row['start']}"
-        figures[f"{name}_s"] = round(row["engine_s"] + row["first_s"], 2)
-        figures[f"{name}_tokens_per_s"] = row["tokens_per_s"]
-        figures[f"{name}_work"] = sum(row["work"].values())
+    for model, start in dict.fromkeys((row["model"], row["start"]) for row in rows):
+        same = [r for r in rows if (r["model"], r["start"]) == (model, start)]
+        name = f"{model}_{start}"
+        seconds = statistics.median(r["engine_s"] + r["first_s"] for r in same)
+        rate = statistics.median(r["tokens_per_s"] for r in same)
+        figures[f"{name}_s"] = round(seconds, 2)
+        figures[f"{name}_tokens_per_s"] = round(rate, 1)
+        figures[f"{name}_lowered"] = max(r["work"].get("lowered", 0) for r in same)
+        figures[f"{name}_compiled"] = max(_compiled(r["work"]) for r in same)
+        figures[f"{name}_starts"] = len(same)
     return figures
+
+
+def _compiled(work: Mapping[str, int]) -> int:
+    return sum(count for kind, count in work.items() if "compiled" in kind)
 
 
 if __name__ == "__main__":
