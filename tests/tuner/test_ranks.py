@@ -1,10 +1,14 @@
 """Commands of several ranks: real processes that talk through gloo."""
 
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from builds import flytune
+from builds import COMMAND, environment, flytune
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.ledger import Lookup
@@ -58,6 +62,38 @@ def test_each_rank_finds_its_part_and_another_launch_does_without(
     assert done.returncode == 0, done.stderr
     said = "flytune: bundle not used: ranks: built for 2, here 3 (FT110)\n"
     assert done.stderr.count(said) == 3
+
+
+WAITING = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+time.sleep(300)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_build_that_is_stopped(tmp_path: Path) -> None:
+    """torchrun starts each in a session of its own, which no signal to its reaches."""
+    program, seen = tmp_path / "p.py", tmp_path / "seen"
+    program.write_text(WAITING)
+    seen.mkdir()
+    words = " ".join([*launched(program, 2), str(seen)])
+    build = subprocess.Popen(
+        [
+            *(*COMMAND, "build", "--bake-cmd", words, "--threads", "1"),
+            *("--work", str(tmp_path / "work"), "--out", str(tmp_path / "b")),
+        ],
+        env=environment(tmp_path / "home"),
+    )
+    for _ in range(600):
+        if len(list(seen.iterdir())) == 2:
+            break
+        time.sleep(0.1)
+    build.send_signal(signal.SIGINT)
+    assert build.wait() == 130
+    ranks = [int(path.name) for path in seen.iterdir()]
+    assert len(ranks) == 2
+    assert not [rank for rank in ranks if psutil.pid_exists(rank)]
 
 
 def process(rank: tuple[int, int] | None, *keys: str) -> ProcessLedger:
