@@ -74,7 +74,7 @@ class EngineWatch:
         self._said = False
 
     def arm(self) -> None:
-        """EngineWatch from now on, each module when vLLM has imported it.
+        """Watch from now on, each module when vLLM has imported it.
 
         Raises:
             FlytuneError: strict, and a private interface is not what it was.
