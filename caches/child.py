@@ -57,6 +57,12 @@ def plain_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
 
 
+def hide(modules: Iterable[str]) -> None:
+    """Let this process find no module of these names, as where they are absent."""
+    for name in modules:
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
 def die_with_parent() -> None:
     """End this process with the one that started it, even if that is killed.
 

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.child import die_with_parent
+from flytune.caches.child import die_with_parent, hide
 from flytune.caches.compat import require_torch
 from flytune.caches.ledger import Ledger
 from flytune.caches.policy import ServingPolicy
@@ -62,8 +62,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         FlytuneError: torch is unsupported, or the program cannot be built.
     """
-    for name in request.get("without", ()):
-        sys.modules[name] = None  # type: ignore[assignment]
+    hide(request.get("without", ()))
     install_s = install_seconds(request.get("install"))
     require_torch()
     policy = ServingPolicy.from_json(request["policy"])

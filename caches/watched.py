@@ -3,11 +3,11 @@
 import functools
 import importlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flytune.caches.child import hide
 from flytune.caches.hook.flytune_torch import mends_for, set_default
 from flytune.caches.inductor import CODECACHE, keep_descents, seed_timings, widen_search
 from flytune.caches.ledger_file import FileLedger
@@ -21,8 +21,7 @@ _Actions = dict[str, list[Callable[[], None]]]
 def start(folder: str) -> None:
     """Hold this process to the request's policy, and keep its ledger."""
     request = json.loads((Path(folder) / REQUEST_NAME).read_text())
-    for name in request["without"]:
-        sys.modules[name] = None  # type: ignore[assignment]
+    hide(request["without"])
     ledger = FileLedger(Path(folder))
     actions = _policy_actions(request["policy"] or {})
     if space := request["search"]:
