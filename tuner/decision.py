@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from flytune.caches.columns import Status
 from flytune.caches.inductor import Timing, decision_ms
 from flytune.caches.records import TuningRecord
+from flytune.caches.ties import spread
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import ATEN, BuildResult, Candidate, RunResult, TuneTask
-from flytune.tuner.select import choose, fixed_order, spread
+from flytune.tuner.select import choose, fixed_order
 
 ONLY_CANDIDATE = "only candidate"
 _KERNEL_ENDINGS = (".so", ".cubin", ".hsaco", ".pkl")

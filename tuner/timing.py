@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flytune.tuner.select import beaten, undecided
+from flytune.caches.ties import beaten, undecided
 
 Clock = Callable[[], float]
 """Returns seconds."""

@@ -18,8 +18,8 @@ from results import write_result
 from flytune.caches import Bundle
 from flytune.caches.records import TuningRecord, read_records
 from flytune.caches.target import Target
+from flytune.caches.ties import tied_with_fastest
 from flytune.tuner.publish import RECORDS_NAME
-from flytune.tuner.select import tied_with_fastest
 
 ListKey = tuple[str | None, str | None, str]
 

@@ -22,7 +22,7 @@ from race import race
 from results import write_result
 from stages import Shape, linears, run_stages
 
-from flytune.tuner.select import TIE_BAND
+from flytune.caches.ties import TIE_BAND
 
 NEAR = 1.01
 LEADERS = 8

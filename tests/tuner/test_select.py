@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 from fakes import candidate, library
 
+from flytune.caches.ties import spread, tied_with_fastest
 from flytune.tuner.candidate import ATEN, Candidate
-from flytune.tuner.select import choose, fixed_order, spread, tied_with_fastest
+from flytune.tuner.select import choose, fixed_order
 from flytune.tuner.timing import TimingPlan, time_interleaved, wall_samplers
 
 ATEN_MM = library()
