@@ -53,8 +53,11 @@ SHAPE_COLUMNS = (
     Column("engine", "str"),
     Column("reach", "str", nullable=True),
 )
-SINCE_2: Mapping[str, Any] = {"ep": 1, "reach": None}
-"""The columns that schema 2 added, and what rows of schema 1 hold there."""
+SINCE: Mapping[int, Mapping[str, Any]] = {
+    2: {"ep": 1, "reach": None},
+    3: {"canary_us": None, "batch_s": None, "at_s": None},
+}
+"""The columns that a schema added, and what rows of older ones hold there."""
 COLUMNS = (
     *SHAPE_COLUMNS,
     Column("backend", "str"),
@@ -83,6 +86,9 @@ COLUMNS = (
     Column("inductor_op", "str", nullable=True),
     Column("inputs_key", "str", nullable=True),
     Column("precision", "str", nullable=True),
+    Column("canary_us", "float", nullable=True),
+    Column("batch_s", "float", nullable=True),
+    Column("at_s", "float", nullable=True),
 )
 
 

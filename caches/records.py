@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flytune.caches.columns import (
     COLUMNS,
     SHAPE_COLUMNS,
-    SINCE_2,
+    SINCE,
     Status,
     check_value,
     from_json,
@@ -33,7 +33,7 @@ __all__ = [
     "write_records",
 ]
 
-RECORDS_SCHEMA = 2
+RECORDS_SCHEMA = 3
 RECORDS_NAME = "records.parquet"
 _SCHEMA_KEY = b"flytune.records.schema"
 
@@ -110,6 +110,13 @@ class TuningRecord:
     """The key of the inputs in Inductor's timings file."""
     precision: str | None = None
     """The precision key in Inductor's timings file."""
+    canary_us: float | None = None
+    """Median time of the runner's canary, a GEMM that is always the same, around the
+    batch: it tells whether two batches met the same device."""
+    batch_s: float | None = None
+    """Seconds that the device had the whole list; the same in each of its rows."""
+    at_s: float | None = None
+    """Seconds from the start of the build that timed it until its list was decided."""
 
     def __post_init__(self) -> None:
         for column in COLUMNS:
@@ -129,12 +136,13 @@ class TuningRecord:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Return the record of one JSON row, also of one that schema 1 wrote.
+        """Return the record of one JSON row, also of one that an older schema wrote.
 
         Raises:
             FlytuneError: a field is missing, unknown or of the wrong type.
         """
-        row = {**SINCE_2, **row}
+        added = {name: value for new in SINCE.values() for name, value in new.items()}
+        row = {**added, **row}
         names = [column.name for column in COLUMNS]
         if missing := [name for name in names if name not in row]:
             raise FlytuneError(f"record field missing: `{missing[0]}`")

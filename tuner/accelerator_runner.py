@@ -72,7 +72,7 @@ class AcceleratorRunner(LocalRunner):
         kernels = {name: self._kernels[name] for name in names}
         try:
             graphs = graph_samplers(kernels, plan, self._stream)
-            race, moved = self._race(graphs.samplers, plan)
+            (race, canary_us), moved = self._race(graphs.samplers, plan)
         except RuntimeError as error:
             self._after_fault(str(error))
             raise
@@ -92,19 +92,23 @@ class AcceleratorRunner(LocalRunner):
                     disturbed=disturbed,
                     clock_mhz=reading.clock_mhz,
                     device_uuid=self.id.uuid,
+                    canary_us=canary_us,
                 )
             )
         return tuple(results)
 
-    def _race(self, samplers: Any, plan: TimingPlan) -> tuple[Race, float]:
-        """Return the samples, and the share by which the canary moved meanwhile."""
+    def _race(
+        self, samplers: Any, plan: TimingPlan
+    ) -> tuple[tuple[Race, float], float]:
+        """Return the samples with the canary's time, and by what share it moved."""
         for _ in range(_WAKING):
             self._canary.time_us()
 
-        def run() -> tuple[Race, float]:
+        def run() -> tuple[tuple[Race, float], float]:
             before = self._canary.time_us()
             race = time_interleaved(samplers, plan)
-            return race, abs(self._canary.time_us() / before - 1)
+            after = self._canary.time_us()
+            return (race, (before + after) / 2), abs(after / before - 1)
 
         return calmest(run, CANARY_MOVED, _BATCHES, plan)
 
@@ -128,10 +132,10 @@ class AcceleratorRunner(LocalRunner):
         self._out = _output(task, operands)
         torch.cuda.synchronize()
 
-    def begin(self, task: TuneTask) -> None:
-        """Make the operands and the reference of a task; forget the one before."""
+    def end(self) -> None:
+        """Forget the task, and free what it took of the device's memory."""
         self._weights, self._out = (), None
-        super().begin(task)
+        super().end()
 
     def _make_kernels(
         self, candidate: Candidate, task: TuneTask, operands: Operands

@@ -63,6 +63,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             `options.work` and the same command goes on from there.
     """
     _check_named(options)
+    progress.begin("plan")
     plan = make_plan(options)
     say_plan(plan, options, progress)
     keys = _keys(options, progress)
@@ -73,6 +74,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         _clear(plan.work, options.fresh, journal)
         with contextlib.ExitStack() as ray:
             start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
+            progress.begin("enumerate")
             found = _enumerate(plan, options, start, progress)
             _check_keys(plan, found, options, older)
             coverage = join(plan.shapes, found.lists, found.unlisted)
@@ -81,14 +83,17 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             made = Made(plan, options, found, coverage, keys)
             if older is not None and (taken := older.take_kernels(plan.work / "built")):
                 progress.say(f"build: {taken} candidates compiled by an earlier build")
+            progress.begin("build" if options.runs_nothing else "tune")
             if options.runs_nothing:
                 compiled = _compile(made, start, progress)
-                return publish_compiled(made, compiled)
+                return publish_compiled(made, compiled, progress)
             records = () if older is None else older.records()
-            decisions = search(
+            decisions, ceilings = search(
                 plan, coverage.tasks, options, journal, records, start, progress
             )
+            made = replace(made, ceilings=ceilings)
         # Without Ray: a bake has the host to itself.
+        progress.begin("bake")
         baked = bake(plan, timings(decisions), found.system, options, progress)
         decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
         if isinstance(plan.program, VllmSpec):

@@ -155,6 +155,10 @@ class RunResult:
     device_uuid: str | None = None
     source: str = "timed"
     """Where the samples come from."""
+    canary_us: float | None = None
+    """As the record's: of the batch."""
+    batch_s: float | None = None
+    """As the record's."""
 
 
 _NO_MEMORY = ("allocate memory", "out of memory")

@@ -1,5 +1,7 @@
 """Times on this process's CPU, with the threads of serving."""
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +21,8 @@ from flytune.tuner.timing import (
 # Cores that others may take during a race: an idle host's own work takes as much.
 DISTURBED_CORES = 0.15
 _RACES = 4
+_CANARY_SIZE = 512
+_CANARY_CALLS = 15
 
 
 class CpuRunner(LocalRunner):
@@ -34,16 +38,22 @@ class CpuRunner(LocalRunner):
         assert self._task is not None
         kernels = {name: self._kernels[name] for name in names}
 
-        def run() -> tuple[Race, float]:
+        def run() -> tuple[tuple[Race, float], float]:
             others = Others()
-            return time_interleaved(wall_samplers(kernels, plan), plan), others.cores()
+            before = _canary_us()
+            race = time_interleaved(wall_samplers(kernels, plan), plan)
+            return (race, (before + _canary_us()) / 2), others.cores()
 
-        race, taken = calmest(run, DISTURBED_CORES, _RACES, plan)
+        (race, canary_us), taken = calmest(run, DISTURBED_CORES, _RACES, plan)
         method = _method(self._operands, self._own_copies(self._task, self._operands))
         if disturbed := taken > DISTURBED_CORES:
             method += f"; others took {taken:.1f} cores"
         return tuple(
-            replace(self._timed(race, name, method), disturbed=disturbed)
+            replace(
+                self._timed(race, name, method),
+                disturbed=disturbed,
+                canary_us=canary_us,
+            )
             for name in names
         )
 
@@ -61,6 +71,20 @@ class CpuRunner(LocalRunner):
 
     def _own_copies(self, task: TuneTask, operands: Operands) -> int:
         return self._copies(operands, holders=len(task.offered.candidates))
+
+
+def _canary_us() -> float:
+    """Return the median time of a GEMM that is the same for every list."""
+    import torch
+
+    a = torch.ones(_CANARY_SIZE, _CANARY_SIZE)
+    out = torch.empty_like(a)
+    samples = []
+    for _ in range(_CANARY_CALLS):
+        start = time.perf_counter()
+        torch.mm(a, a, out=out)
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples) * 1e6
 
 
 def _method(operands: Operands, copies: int) -> str:

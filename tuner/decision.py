@@ -40,6 +40,10 @@ class Decision:
         """Whether its winner has a time."""
         return self.winner.median_us is not None
 
+    def decided_at(self, at_s: float) -> "Decision":
+        """Return the decision with the moment of it, in seconds of the build."""
+        return replace(self, records=tuple(replace(r, at_s=at_s) for r in self.records))
+
     def milliseconds(self) -> dict[str, float]:
         """Return the times that make Inductor decide so, by choice hash."""
         medians = {
@@ -182,6 +186,8 @@ def _record(
         inductor_op=offered.op,
         inputs_key=offered.inputs_key,
         precision=offered.precision,
+        canary_us=result.canary_us,
+        batch_s=result.batch_s,
     )
 
 

@@ -1,5 +1,6 @@
 """Progress of long work: a live bar on a terminal, plain lines elsewhere."""
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -22,10 +23,28 @@ class Progress:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
+        self._begun: list[tuple[str, float]] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it was made."""
+        return round(time.monotonic() - self._start, 3)
+
+    def begin(self, part: str) -> None:
+        """Note that a part of the work begins, and the one before has ended."""
+        self._begun.append((part, self.elapsed_s))
+
+    def parts(self) -> list[tuple[str, float]]:
+        """Return each part that was begun, and the seconds that it has taken."""
+        marks = [*self._begun, ("", self.elapsed_s)]
+        return [
+            (part, round(end - start, 3))
+            for (part, start), (_, end) in itertools.pairwise(marks)
+        ]
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
+        minutes, seconds = divmod(int(self.elapsed_s), 60)
         print(f"[{minutes:02d}:{seconds:02d}] {line}", file=sys.stderr, flush=True)
 
     @contextmanager

@@ -6,7 +6,7 @@ import importlib.metadata
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +73,15 @@ class Made:
     coverage: Coverage
     keys: tuple["Ed25519PrivateKey", ...] = ()
     """Those that sign the bundle."""
+    ceilings: Mapping[str, Any] = field(default_factory=dict)
+    """What the device reaches at most, as `measure_ceilings`."""
 
 
 def publish(
     made: Made, decisions: tuple[Decision, ...], baked: Bake, progress: Progress
 ) -> Built:
     """Pack the bake, verify the packed files, and publish."""
+    progress.begin("verify")
     progress.say("verify: running the program on the packed files")
     work, out = made.plan.work, made.plan.out
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=work) as directory:
@@ -88,7 +91,7 @@ def publish(
         shutil.copytree(staging, trial)
         with (work / "verify.log").open("wb") as output:
             verdict = verify_directory(trial, manifest, output)
-        manifest = replace(manifest, verify=verdict.to_json())
+        manifest = with_stages(replace(manifest, verify=verdict.to_json()), progress)
         pack(staging, manifest, out, keys=made.keys)
     return Built(out, manifest, verdict)
 
@@ -148,8 +151,14 @@ def manifest_of(
         coverage=_coverage_row(made, decisions),
         winners=tuple(_winner_row(decision) for decision in decisions),
         bake=NOT_BAKED if baked is None else baked.to_json(),
-        provenance=provenance(options.command),
+        provenance={**provenance(options.command), "ceilings": dict(made.ceilings)},
     )
+
+
+def with_stages(manifest: Manifest, progress: Progress) -> Manifest:
+    """Return a manifest that says how many seconds each stage of its build took."""
+    stages = [list(part) for part in progress.parts()]
+    return replace(manifest, provenance={**manifest.provenance, "stages": stages})
 
 
 NOT_BAKED: Mapping[str, Any] = {"passes": [], "settled": False, "remaining": {}}

@@ -17,6 +17,7 @@ from flytune.tuner.candidate import FLYDSL, BuildResult
 from flytune.tuner.decision import Decision, untimed_records
 from flytune.tuner.eager_flydsl import EagerBuild
 from flytune.tuner.flydsl_builder import kernel_of
+from flytune.tuner.progress import Progress
 from flytune.tuner.publish import (
     KERNELS,
     NOT_BAKED,
@@ -24,6 +25,7 @@ from flytune.tuner.publish import (
     Built,
     Made,
     manifest_of,
+    with_stages,
 )
 from flytune.tuner.recall import BuiltKernels
 
@@ -42,7 +44,7 @@ class Compiled:
     """Kernels that torch runs outside of any graph."""
 
 
-def publish_compiled(made: Made, compiled: Compiled) -> Built:
+def publish_compiled(made: Made, compiled: Compiled, progress: Progress) -> Built:
     """Pack the kernels of every candidate, for a build where the device is.
 
     Nothing was timed or run here, and the manifest says so.
@@ -66,6 +68,7 @@ def publish_compiled(made: Made, compiled: Compiled) -> Built:
             bake={**NOT_BAKED, "tools": dict(compiled.tools)},
             verify=None if verdict is None else verdict.to_json(),
         )
+        manifest = with_stages(manifest, progress)
         pack(staging, manifest, out, keys=made.keys)
     return Built(out, manifest, verdict)
 

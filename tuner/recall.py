@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
@@ -35,7 +37,20 @@ class Recall:
         self._older: dict[_Key, list[TuningRecord]] = {}
         for record in older:
             key = (record.inductor_op, record.inputs_key, record.precision)
-            self._older.setdefault((*key, record.module), []).append(record)
+            # When another build decided it says nothing in this one.
+            moved = replace(record, at_s=None)
+            self._older.setdefault((*key, record.module), []).append(moved)
+
+    @property
+    def ceilings(self) -> dict[str, Any]:
+        """What the device reaches at most, as it was measured last."""
+        entries = self._journal.entries("ceilings")
+        return dict(entries[-1]["row"]) if entries else {}
+
+    def keep_ceilings(self, ceilings: Mapping[str, Any]) -> None:
+        """Write what the device reaches to the journal."""
+        if ceilings:
+            self._journal.add_all([("ceilings", {"row": dict(ceilings)})])
 
     def decision(self, task: TuneTask) -> Decision | None:
         """Return the stored decision of the very same list, if it is whole."""

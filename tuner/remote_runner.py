@@ -5,13 +5,15 @@ or hangs it costs that candidate alone, and becomes a result.
 """
 
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flytune.caches.records import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask, failure
+from flytune.tuner.ceilings import measure_ceilings
 from flytune.tuner.cluster import (
     own_cache_directory,
     own_cores,
@@ -40,6 +42,7 @@ class _RunnerActor:
 
     def __init__(self, device: Device) -> None:
         own_cache_directory()
+        self._kind = device.kind
         self._runner = _local_runner(device)
 
     def ready(self) -> None:
@@ -53,6 +56,11 @@ class _RunnerActor:
 
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         return self._runner.measure(names, plan)
+
+    def ceilings(self, dtypes: Sequence[str]) -> dict[str, Any]:
+        # The operands of the last list may fill the device.
+        self._runner.end()
+        return measure_ceilings(self._kind, dtypes)
 
 
 def _local_runner(device: Device) -> Runner:
@@ -105,6 +113,22 @@ class RemoteRunner:
         """End the actor, if there is one, and give back what it holds."""
         self._kill()
 
+    def ceilings(self, dtypes: Sequence[str]) -> dict[str, Any]:
+        """Return what the device reaches at most, as `measure_ceilings` does.
+
+        Empty where it could not be measured: no build fails for it.
+
+        Raises:
+            FlytuneError: Ray itself fails, or the disk is full.
+        """
+        try:
+            found: dict[str, Any] = self._call(
+                "ceilings", self._deadlines.measure_s, dtypes
+            )
+        except RunnerDiedError:
+            return {}
+        return found
+
     def run(
         self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
     ) -> tuple[RunResult, ...]:
@@ -114,6 +138,14 @@ class RemoteRunner:
             FlytuneError: the actor dies before any candidate has run, Ray itself fails,
             or the disk is full.
         """
+        start = time.monotonic()
+        results = self._run(task, built, plan)
+        batch_s = round(time.monotonic() - start, 3)
+        return tuple(replace(result, batch_s=batch_s) for result in results)
+
+    def _run(
+        self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
+    ) -> tuple[RunResult, ...]:
         results = self._check_all(task, built)
         alive = [r.choice_hash for r in results.values() if r.status is Status.OK]
         if alive:
@@ -159,7 +191,7 @@ class RemoteRunner:
         results: dict[str, RunResult] = {}
         by_name = {b.choice_hash: b for b in built}
         for name in alive:
-            one = self.run(task, [by_name[name]], plan)
+            one = self._run(task, [by_name[name]], plan)
             results[name] = one[0]
         fine = [by_name[name] for name in alive if results[name].status is Status.OK]
         if len(fine) > 1:

@@ -43,6 +43,9 @@ class Runner(Protocol):
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         """Time checked candidates against each other, in the order given."""
 
+    def end(self) -> None:
+        """Forget the task, and free what it took of the device's memory."""
+
 
 class DeviceLostError(Exception):
     """The process can use its device no more: a candidate has spoilt it for good."""
@@ -85,9 +88,8 @@ class LocalRunner(ABC):
 
     def begin(self, task: TuneTask) -> None:
         """Make the operands and the reference of a task; forget the one before."""
-        self._kernels.clear()
-        self._errors.clear()
-        self._task, self._operands = task, None
+        self.end()
+        self._task = task
         try:
             self._operands = make_operands(task.offered, 1, self._device.kind)
             self._prepare(task, self._operands)
@@ -133,6 +135,12 @@ class LocalRunner(ABC):
             return RunResult(name, Status.WRONG_RESULT, fault)
         self._kernels[name], self._errors[name] = kernels, worst
         return RunResult(name, Status.OK, rel_error=worst)
+
+    def end(self) -> None:
+        """Forget the task, and free what it took of the device's memory."""
+        self._kernels.clear()
+        self._errors.clear()
+        self._task = self._operands = None
 
     @abstractmethod
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from flytune.caches.columns import Status
 from flytune.caches.policy import uses_flydsl
@@ -24,6 +25,7 @@ from flytune.tuner.progress import Progress, Stage
 from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import BuiltKernels, Recall
 from flytune.tuner.recorded_runner import RecordedRunner, only, untimed
+from flytune.tuner.remote_runner import RemoteRunner
 from flytune.tuner.runner import Device
 from flytune.tuner.timed_device import device_of
 from flytune.tuner.workers import Farm
@@ -37,6 +39,14 @@ StartFarm = Callable[[], Farm]
 """Returns the workers, the same at each call; the first may start them."""
 
 
+class Searched(NamedTuple):
+    """What a search found."""
+
+    decisions: tuple[Decision, ...]
+    ceilings: Mapping[str, Any]
+    """As `measure_ceilings`; empty where nothing was timed."""
+
+
 def search(
     plan: Plan,
     tasks: Sequence[TuneTask],
@@ -45,8 +55,8 @@ def search(
     older: Iterable[TuningRecord],
     start: StartFarm,
     progress: Progress,
-) -> tuple[Decision, ...]:
-    """Return a decision for every task, in their order.
+) -> Searched:
+    """Return a decision for every task, in their order, and what the device can do.
 
     Args:
         start: Called where something is to be built or timed.
@@ -82,10 +92,12 @@ def search(
             new = () if profile is None else quarantine.add(task, results)
             for name in new:
                 progress.say(f"time: quarantined for later runs too: {name}")
-            decision = decide(task, builds, results)
+            decision = decide(task, builds, results).decided_at(progress.elapsed_s)
             recall.keep(decision)
             decided[task.offered.key] = decision
-    return tuple(decided[task.offered.key] for task in tasks)
+        recall.keep_ceilings(work.ceilings(waiting))
+    decisions = tuple(decided[task.offered.key] for task in tasks)
+    return Searched(decisions, recall.ceilings)
 
 
 def farm_for(plan: Plan, options: BuildOptions) -> Farm:
@@ -180,13 +192,20 @@ class _Work:
         self._farm, self._store = farm, BuiltKernels(plan.work / "built")
         self._options, self._progress = options, progress
         self._quarantine = quarantine
+        self._runners: tuple[RemoteRunner, ...] = ()
+
+    def ceilings(self, tasks: Sequence[TuneTask]) -> Mapping[str, Any]:
+        """Return what the first device that has timed reaches at most."""
+        dtypes = {task.shape.a_dtype for task in tasks}
+        return self._runners[0].ceilings(sorted(dtypes))
 
     def one_after_other(
         self, tasks: Sequence[TuneTask], device: Device
     ) -> Iterator[Timed]:
         """Build all, and then time: on a CPU both would take the same cores."""
         built = self.built(tasks)
-        (runner,) = self._farm.runners(device, self._options.threads)
+        self._runners = self._farm.runners(device, self._options.threads)
+        (runner,) = self._runners
         runner.start()
         if warning := _until_quiet(self._options.threads):
             self._progress.say(warning)
@@ -209,11 +228,12 @@ class _Work:
     def overlapped(self, tasks: Sequence[TuneTask], device: Device) -> Iterator[Timed]:
         """Time on every accelerator of the cluster what is built by then."""
         built, groups = self._stored(tasks)
-        runners = self._farm.runners(device, threads=1)
-        for runner in runners:
+        self._runners = self._farm.runners(device, threads=1)
+        for runner in self._runners:
             # Its first list will find it there.
             runner.start_soon()
-        runs = [functools.partial(r.run, plan=self._options.timing) for r in runners]
+        plan = self._options.timing
+        runs = [functools.partial(r.run, plan=plan) for r in self._runners]
         with self._progress.stage("tune", len(groups) + len(tasks)) as stage:
             building = self._building(groups, stage)
             for timed in timed_while_building(tasks, built, building, runs):

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from flytune.caches.ties import beaten, undecided
 
@@ -21,6 +21,7 @@ FAR = 0.1
 """Share of the fastest by which a candidate is beaten after the rough rounds."""
 MOST_COPIES = 1024
 """Of a weight; a larger number is of one that is read in no time."""
+T = TypeVar("T")
 Sampler = Callable[[], float]
 """Launches a candidate some times and returns the mean in microseconds."""
 
@@ -90,12 +91,12 @@ def time_interleaved(
 
 
 def calmest(
-    run: Callable[[], tuple[Race, float]], most: float, tries: int, plan: TimingPlan
-) -> tuple[Race, float]:
+    run: Callable[[], tuple[T, float]], most: float, tries: int, plan: TimingPlan
+) -> tuple[T, float]:
     """Race until it is undisturbed; return the least disturbed race and by how much.
 
     Args:
-        run: Returns a race and how much it was disturbed.
+        run: Returns what a race gave, and how much it was disturbed.
         most: A disturbance that is none.
         tries: Races at most.
         plan: Its `max_seconds` are those after which no further race begins.

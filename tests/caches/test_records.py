@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flytune.caches import columns, records
-from flytune.caches.columns import COLUMNS, Status
+from flytune.caches.columns import COLUMNS, SINCE, Status
 from flytune.caches.records import TuningRecord, read_records, write_records
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
@@ -112,28 +112,31 @@ def test_newer_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(records, "RECORDS_SCHEMA", 7)
         write_records([record()], tmp_path / "r.parquet")
-    with pytest.raises(FlytuneError, match=r"records schema 7 is newer .*: 2"):
+    with pytest.raises(FlytuneError, match=r"records schema 7 is newer .*: 3"):
         read_records(tmp_path / "r.parquet")
 
 
-def test_a_file_of_schema_1_says_no_reach(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_file_of_an_older_schema_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: int
 ) -> None:
-    older = tuple(c for c in columns.COLUMNS if c.name not in columns.SINCE_2)
+    new = {name for number, some in SINCE.items() if number > schema for name in some}
+    older = tuple(c for c in columns.COLUMNS if c.name not in new)
     with monkeypatch.context() as patch:
-        patch.setattr(records, "RECORDS_SCHEMA", 1)
+        patch.setattr(records, "RECORDS_SCHEMA", schema)
         patch.setattr(records, "COLUMNS", older)
-        write_records([record()], tmp_path / "r.parquet")
-    (read,) = read_records(tmp_path / "r.parquet")
-    assert (read.ep, read.reach) == (1, None)
+        write_records([record(canary_us=1.0, batch_s=2.0, at_s=3.0)], tmp_path / "r")
+    (read,) = read_records(tmp_path / "r")
+    assert (read.canary_us, read.batch_s, read.at_s) == (None, None, None)
+    assert (read.ep, read.reach) == (1, None if schema == 1 else "inductor")
     assert replace(read, reach="inductor") == record()
 
 
 def test_other_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(records, "COLUMNS", columns.COLUMNS[:-1])
+        patch.setattr(records, "COLUMNS", columns.COLUMNS[1:])
         write_records([record()], tmp_path / "r.parquet")
-    with pytest.raises(FlytuneError, match="record field missing: `precision`"):
+    with pytest.raises(FlytuneError, match="record field missing: `op`"):
         read_records(tmp_path / "r.parquet")
 
 

@@ -111,6 +111,11 @@ def test_the_bundle_is_signed_and_says_how_it_was_built(
     words = ["flytune", *unfrozen_build.arguments, "--out", str(bundle.path)]
     assert bundle.manifest.provenance["command"] == words
     assert bundle.manifest.provenance["host"] == platform.node()
+    stages = bundle.manifest.provenance["stages"]
+    parts = ["plan", "enumerate", "tune", "bake", "verify"]
+    assert [part for part, _ in stages] == parts
+    assert min(seconds for _, seconds in stages) > 0
+    assert bundle.manifest.provenance["ceilings"]["gemm_tflops"]["bfloat16"] > 0
 
 
 @pytest.mark.slow

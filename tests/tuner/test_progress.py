@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,18 @@ def test_line_has_rate_and_time_left(
         now = seconds
         stage.advance()
     assert capsys.readouterr().err == f"[00:12] {line}\n"
+
+
+def test_each_part_ends_where_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = Progress()
+    assert progress.parts() == []
+    for part, seconds in (("plan", 1.5), ("tune", 20.0), ("bake", 3.25)):
+        progress.begin(part)
+        now[0] += seconds
+    assert progress.parts() == [("plan", 1.5), ("tune", 20.0), ("bake", 3.25)]
+    assert progress.elapsed_s == 24.75
 
 
 def test_plain_lines_are_rare_but_for_the_last(

@@ -116,6 +116,18 @@ def test_an_older_bundle_answers_and_the_journal_comes_first(tmp_path: Path) -> 
     assert again.winner.choice_hash == "a"
 
 
+def test_the_moment_of_another_builds_decision_is_none_of_this_one(
+    tmp_path: Path,
+) -> None:
+    made = task([A, B])
+    here = decided(made, 2.0, 1.0)
+    older = here.decided_at(7.0)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert Recall(journal, older.records).decision(made) == here
+        Recall(journal, ()).keep(older)
+        assert Recall(journal, ()).decision(made) == older
+
+
 def test_lists_that_share_key_and_candidate_are_told_apart(tmp_path: Path) -> None:
     gate = decided(task([A, B], "gate"), 10.0, 5.0)
     up = decided(task([A, C], "up"), 4.0, 5.0)

@@ -110,7 +110,8 @@ def searched(
     plan, options = plan_in(folder, target), options_in(folder)
     with Journal(folder / "journal.jsonl") as journal, ExitStack() as ray:
         start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
-        return search(plan, tasks, options, journal, older, start, Progress())
+        given = (plan, tasks, options, journal, older, start, Progress())
+        return search(*given).decisions
 
 
 def decided(made: TuneTask) -> Decision:
@@ -203,6 +204,18 @@ def test_what_misbehaves_is_a_row_and_the_rest_is_decided(
     assert first.winner.choice_hash == "library"
     assert not alone.was_choice
     assert [r.status for r in second.records] == [Status.OK, Status.OK]
+    for row in second.records:
+        assert None not in (row.canary_us, row.batch_s, row.at_s)
+    (canary,) = {row.canary_us for row in second.records}
+    assert canary is not None
+    # 2 * 512 ** 3 operations: between a tenth and ten thousand GFLOP/s.
+    assert 27 < canary < 2.7e6
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        ceilings = journal.entries("ceilings")[-1]["row"]
+    assert ceilings["copy_gb_s"] > 0.1
+    assert ceilings["gemm_tflops"].keys() == {first.task.shape.a_dtype}
+    # The same to both that were timed, at different moments.
+    assert {r.at_s for r in first.records} != {r.at_s for r in second.records}
     told = capfd.readouterr()
     assert told.out == ""
     assert told.err.count("time: warning: other processes use 2.0 of 2 cores") == 1
@@ -248,7 +261,8 @@ def test_what_may_not_be_tried_has_no_time_in_a_decision(
         options = options_in(tmp_path, exclude=exclude)
         with Journal(tmp_path / "journal.jsonl") as journal:
             older = decision.records
-            return search(plan, [made], options, journal, older, no_workers, Progress())
+            given = (plan, [made], options, journal, older, no_workers, Progress())
+            return search(*given).decisions
 
     assert run("another") == (decision,)
     with pytest.raises(ZeroDivisionError):
@@ -269,7 +283,7 @@ def test_what_might_not_be_tried_once_is_tried_when_it_may(
         plan = plan_in(tmp_path, target)
         options = options_in(tmp_path, exclude=frozenset(["x"]))
         given = ([made], options, journal, old, no_workers, Progress())
-        (decision,) = search(plan, *given)
+        (decision,) = search(plan, *given).decisions
         assert decision.records == old
         given = ([made], options_in(tmp_path), journal, old, no_workers, Progress())
         with pytest.raises(ZeroDivisionError):
