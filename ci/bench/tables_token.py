@@ -13,7 +13,8 @@ def first_token_text(result: Mapping[str, Any]) -> str:
     depth = "all" if figures["depth"] is None else figures["depth"]
     lines = [
         f"The first token of {figures['model']}, {depth} layers, after it is loaded, "
-        f"from a prompt of {figures['prompt']} tokens, each way in fresh processes of one run:",
+        f"from a prompt of {figures['prompt']} tokens, each way in "
+        "fresh processes of one run:",
         "",
         "| compiled | nothing cached | torch's mega-cache | the bundle | bundle's work "
         "| the bundle, in a host's first process | run eagerly |",
