@@ -193,12 +193,12 @@ def _keep(result: dict[str, Any]) -> None:
             from flytune.tuner.timed_device import device_of
 
             (plan.work / TASKS).write_bytes(pickle.dumps(tuple(tasks)))
-            decisions = inner(plan, tasks, *rest)
+            found = inner(plan, tasks, *rest)
             result["work"] = str(plan.work)
             result["device"] = asdict(device_of(plan))
             result["policy"] = plan.policy.to_json()
-            result["lists"] = [_row(d) for d in decisions if d.was_choice]
-            return decisions
+            result["lists"] = [_row(d) for d in found.decisions if d.was_choice]
+            return found
 
         return search
 
