@@ -11,6 +11,10 @@ from flytune.caches.variants import compare_parts
 from flytune.shapes.errors import FlytuneError
 
 
+class NoBundleError(FlytuneError):
+    """A place that could be asked has no such bundle."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What is asked of an index; None leaves it open."""
@@ -59,18 +63,19 @@ def choose(
         load: Gets the manifest of an entry's bundle, as `read_manifest` does.
 
     Raises:
-        FlytuneError: none is, and which is nearest; or several are.
+        NoBundleError: none is, and which is nearest.
+        FlytuneError: several are.
     """
     offered = tuple(offered)
     found = tuple(entry for entry in offered if wanted.allows(entry))
     if not found:
-        raise FlytuneError(f"no bundle{wanted}: there is {_names(offered)}")
+        raise NoBundleError(f"no bundle{wanted}: there is {_names(offered)}")
     if wanted.for_host:
         judged = [(host_misses(load(entry)), entry) for entry in found]
         found = tuple(entry for misses, entry in judged if not misses)
         if not found:
             misses, nearest = min(judged, key=lambda one: len(one[0]))
-            raise FlytuneError(
+            raise NoBundleError(
                 f"no bundle{wanted}: nearest is {_name(nearest)}: {'; '.join(misses)}"
             )
     if len(found) > 1:

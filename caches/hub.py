@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import Bundle, writing
-from flytune.caches.choice import Wanted, choose, read_manifest
+from flytune.caches.choice import NoBundleError, Wanted, choose, read_manifest
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, check_path
 from flytune.caches.oci import (
     TARGET,
@@ -194,7 +194,7 @@ def _hub(place: HubReference, ca: Path | None) -> Iterator[Any]:
     try:
         yield HfApi()
     except errors.RevisionNotFoundError as error:
-        raise FlytuneError(f"the hub has no such revision: {place}") from error
+        raise NoBundleError(f"the hub has no such revision: {place}") from error
     except errors.RepositoryNotFoundError as error:
         raise FlytuneError(
             f"the hub has no such repository, or none for you: {place}",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flytune.caches.blobs import BlobFolder, Moved
 from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle, writing
-from flytune.caches.choice import Wanted, choose, read_manifest
+from flytune.caches.choice import NoBundleError, Wanted, choose, read_manifest
 from flytune.caches.layers import by_part, read_part, write_part
 from flytune.caches.layout import LayoutStore
 from flytune.caches.manifest import (
@@ -36,7 +36,7 @@ from flytune.caches.oci import (
 from flytune.caches.packing import check_absent, publish
 from flytune.caches.registry import RegistryStore
 from flytune.caches.scratch import beside
-from flytune.caches.store import Reference, Store, checked
+from flytune.caches.store import AbsentError, Reference, Store, checked
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 
@@ -138,13 +138,17 @@ def pull(
         out: as for `pack`; named after the model and the target, here, where None.
 
     Raises:
-        FlytuneError: `out` exists, no bundle or more than one is what is wanted, what
-            came is not what was named, or the repository cannot be reached.
+        NoBundleError: there is no such tag, or no bundle of it is what is wanted.
+        FlytuneError: `out` exists, more than one bundle is what is wanted, what came is
+            not what was named, or the repository cannot be reached.
     """
     if out is not None:
         check_absent(out)
     remote = _Remote(store)
-    document = remote.document(reference.asked)
+    try:
+        document = remote.document(reference.asked)
+    except AbsentError as error:
+        raise NoBundleError(str(error)) from error
     if document.media_type == INDEX_TYPE:
         offered = tuple(
             e for e in entries(document) if e.artifact_type == ARTIFACT_TYPE

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flytune.caches.choice import Wanted
+from flytune.caches.choice import NoBundleError, Wanted
 from flytune.caches.hub import pull_from_hub, push_to_hub
 from flytune.caches.layout import LayoutStore
 from flytune.caches.shipping import Shipped, mirror, pull, push, store_of
@@ -64,6 +64,12 @@ def push_command(
 @click.option("--target", help="The bundle for this target, as its file is named.")
 @click.option("--tp", type=click.IntRange(1), help="The one for so many ranks.")
 @click.option("--engine", help="The one for this engine.")
+@click.option(
+    "--allow-absent",
+    is_flag=True,
+    help="Write nothing and end well where there is no such bundle, as before the "
+    "first push; what cannot be reached, or is damaged, stays an error.",
+)
 @_registry
 def pull_command(
     reference: str,
@@ -72,6 +78,7 @@ def pull_command(
     target: str | None,
     tp: int | None,
     engine: str | None,
+    allow_absent: bool,
     insecure: bool,
     ca: Path | None,
     as_json: bool,
@@ -82,12 +89,21 @@ def pull_command(
     bundles, one must be chosen. Nothing is overwritten.
     """
     wanted = Wanted(target, tp, engine, for_host)
-    if reference.startswith(HUB_SCHEME):
-        _print(pull_from_hub(reference, wanted, out, ca), as_json)
+    try:
+        if reference.startswith(HUB_SCHEME):
+            shipped = pull_from_hub(reference, wanted, out, ca)
+        else:
+            parsed = Reference.parse(reference)
+            store = store_of(parsed, insecure=insecure, ca=ca)
+            shipped = pull(parsed, store, wanted, out)
+    except NoBundleError as error:
+        if not allow_absent:
+            raise
+        click.echo(f"absent: {error}", err=True)
+        if as_json:
+            click.echo(json.dumps({"bundle": None, "index": None, "out": None}))
         return
-    parsed = Reference.parse(reference)
-    store = store_of(parsed, insecure=insecure, ca=ca)
-    _print(pull(parsed, store, wanted, out), as_json)
+    _print(shipped, as_json)
 
 
 @click.command("mirror")

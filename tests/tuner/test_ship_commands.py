@@ -1,6 +1,7 @@
 """What push, pull and mirror print; what they do is tested in `tests/caches`."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,43 @@ def test_wheel_prints_its_path(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "w").iterdir()
     assert (done.exit_code, done.stdout) == (0, f"{wheel}\n")
     assert Bundle.open(made).manifest.model["name"] in wheel.name
+
+
+def test_no_bundle_may_be_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYTUNE_HOME", str(tmp_path / "home"))
+    out = tmp_path / "out"
+
+    def pulled(reference: str, *more: str) -> tuple[int, str, str]:
+        words = ["pull", reference, "--insecure", "--out", str(out), *more]
+        done = CliRunner().invoke(main, words)
+        return done.exit_code, done.stdout, done.stderr
+
+    with registry(tmp_path / "registry") as running:
+        repo = f"{running.place}/team/tiny"
+        assert pulled(f"{repo}:v1")[0] == 1
+        code, stdout, stderr = pulled(f"{repo}:v1", "--allow-absent")
+        assert (code, stdout) == (0, "")
+        assert stderr.startswith("absent: not in the registry: ")
+        lines("push", small_bundle(tmp_path), f"{repo}:v1", "--insecure")
+        # Another tag, and another target: the first bundle for it is still to come.
+        for wanted in ((f"{repo}:v2",), (f"{repo}:v1", "--target", "another")):
+            assert pulled(*wanted, "--allow-absent")[0] == 0
+        assert not out.exists()
+        row = json.loads(pulled(f"{repo}:v2", "--allow-absent", "--json")[1])
+        assert row == {"bundle": None, "index": None, "out": None}
+        assert pulled(f"{repo}:v1", "--allow-absent")[0] == 0
+        assert out.exists()
+        # What was pushed and is gone is damage, not absence.
+        out.unlink() if out.is_file() else shutil.rmtree(out)
+        for blob in running.storage.rglob("data"):
+            if blob.stat().st_size > 1000:
+                blob.unlink()
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)
+        code, _, stderr = pulled(f"{repo}:v1", "--allow-absent")
+        assert code == 1
+    # Nor is a registry that does not answer.
+    code, _, stderr = pulled(f"{repo}:v1", "--allow-absent")
+    assert code == 1
+    assert stderr.startswith("error: ")
