@@ -78,7 +78,8 @@ def lists_of(records: Iterable[TuningRecord]) -> tuple[TunedList, ...]:
     """Return the lists of a bundle's records, in the order of the file."""
     lists: dict[tuple[Any, ...], list[TuningRecord]] = {}
     for record in records:
-        key = (record.inductor_op, record.inputs_key, record.precision)
+        # Lists of one key differ in their candidates, and were decided one by one.
+        key = (record.inductor_op, record.inputs_key, record.precision, record.at_s)
         lists.setdefault((*_shape_of(record), *key), []).append(record)
     return tuple(TunedList(tuple(some)) for some in lists.values())
 

@@ -39,6 +39,17 @@ def test_records_of_one_list_are_together_wherever_they_stand() -> None:
     assert (lists[0].shape, lists[0].shape.count) == (SHAPE, 32)
 
 
+def test_lists_of_one_key_are_told_apart_by_when_they_were_decided() -> None:
+    rows = [record("a", 2.0), record("b", 1.0), record("c", 1.5), record("d", 2.5)]
+    times = (3.0, 3.0, 7.5, 7.5)
+    decided = [replace(r, at_s=at) for r, at in zip(rows, times, strict=True)]
+    lists = lists_of(decided)
+    assert [[r.choice_hash for r in one.records] for one in lists] == [
+        ["a", "b"],
+        ["c", "d"],
+    ]
+
+
 def test_the_order_is_by_time_and_what_has_none_is_last() -> None:
     failed = record("a", status=Status.FAULT, reason="died")
     (one,) = lists_of([failed, record("b", 3.0), record("c", 2.0, winner=True)])
