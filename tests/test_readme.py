@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flytune.caches.regression.finding import WAIVABLE
+from flytune.caches.regression.limits import read_limits
 from flytune.tuner.cli import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -29,6 +31,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 SHIP = section("Ship a bundle")
+GATE = section("Whether a new bundle is worse")
 
 
 def typed(text: str) -> Iterator[list[str]]:
@@ -88,6 +91,18 @@ def test_pod() -> None:
     written = containers[0]["command"]
     out = written[written.index("--out") + 1]
     assert out in containers[1]["command"]
+
+
+def test_limits_and_waivers(tmp_path: Path) -> None:
+    (text,) = blocks(GATE, "toml")
+    limits = tmp_path / "limits.toml"
+    limits.write_text(text)
+    read = read_limits(limits)
+    assert (len(read.limits), len(read.waivers)) == (2, 1)
+    (printed, *_) = blocks(GATE, "")
+    (words,) = typed(printed)
+    check(words)
+    assert all(f"`{kind}`" in GATE for kind in WAIVABLE)
 
 
 def test_the_contents_name_every_section() -> None:

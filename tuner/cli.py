@@ -15,6 +15,7 @@ COMMANDS = (
     ("shapes", "shapes_command:shapes_command", "List the GEMMs that a model runs."),
     ("build", "build_command:build_command", "Tune a model and pack a bundle."),
     ("verify", "verify_command:verify_command", "Prove that a bundle hits."),
+    ("check", "check_command:check_command", "Say whether a bundle got worse."),
     ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
     ("capture", "capture_command:capture_command", "Count the GEMMs that run."),
     ("coverage", "coverage_command:coverage_command", "Say which GEMMs are held."),

@@ -1,0 +1,111 @@
+"""What a comparison finds: a kind, what it is about, and how much it weighs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+BUNDLE = "bundle"
+"""What a finding is about that is of no list."""
+
+
+class Kind(StrEnum):
+    """What was found; the words that a waiver uses."""
+
+    LOST = "lost"
+    """A list of the baseline that the new bundle lacks."""
+    NEW = "new"
+    """The opposite."""
+    COUNT = "count"
+    """A list that a forward pass calls more or less often."""
+    MODEL = "model"
+    TARGET = "target"
+    POLICY = "policy"
+    MISSES = "misses"
+    """What serving under a policy would not find."""
+    UNVERIFIED = "unverified"
+    SIZE = "size"
+    STALE = "stale"
+    """Rows and files that do not belong together."""
+    BACKEND = "backend"
+    """A backend whose kernels are gone."""
+    SLOWER = "slower"
+    SLOWER_PASS = "slower pass"
+    FASTER = "faster"
+    UNSURE = "unsure"
+    """Slower, but by no more than one tune from another."""
+    UNTIMED = "untimed"
+    """A list that has a time in one bundle alone."""
+    OTHER_DEVICE = "other device"
+    """Times that cannot be compared."""
+    LIMITS = "limits"
+    """What the file of limits says to no purpose."""
+
+
+class Standing(StrEnum):
+    """What a finding does to the outcome."""
+
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+    WAIVED = "waived"
+    NOTED = "noted"
+
+
+_STANDINGS: Mapping[Kind, Standing] = {
+    **dict.fromkeys(
+        (
+            *(Kind.LOST, Kind.MISSES, Kind.UNVERIFIED, Kind.SIZE, Kind.STALE),
+            *(Kind.BACKEND, Kind.SLOWER, Kind.SLOWER_PASS),
+        ),
+        Standing.FAILS,
+    ),
+    Kind.UNTIMED: Standing.UNDECIDED,
+    Kind.OTHER_DEVICE: Standing.UNDECIDED,
+}
+WAIVABLE = tuple(_STANDINGS)
+"""The kinds that decide the outcome; the others are only noted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that differs, in words."""
+
+    kind: Kind
+    subject: str
+    """A list's name, such as "mm (16, 4096, 1024) at lm_head", or `BUNDLE`."""
+    text: str
+    """What differs, with both values, lower case and without a full stop."""
+    standing: Standing
+    hint: str = ""
+    """What to do."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of the text, for a program."""
+    reason: str = ""
+    """Of the waiver, where it is waived."""
+
+    @property
+    def line(self) -> str:
+        """The finding in one line."""
+        about = "" if self.subject == BUNDLE else f"{self.subject}: "
+        return f"{about}{self.text}"
+
+
+def found(
+    kind: Kind, subject: str, text: str, hint: str = "", **values: Any
+) -> Finding:
+    """Return a finding that weighs what its kind does."""
+    standing = _STANDINGS.get(kind, Standing.NOTED)
+    return Finding(kind, plain(subject), plain(text), standing, plain(hint), values)
+
+
+def noted(
+    kind: Kind, subject: str, text: str, hint: str = "", **values: Any
+) -> Finding:
+    """Return a finding that decides nothing, whatever its kind does elsewhere."""
+    made = found(kind, subject, text, hint, **values)
+    return replace(made, standing=Standing.NOTED)
+
+
+def plain(text: str) -> str:
+    """Return a text of one line: a bundle may hold what ends one or colours it."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,198 @@
+"""Which lists and which forward passes got slower, by the shifts of two bundles.
+
+Where the shifts come from is not asked here: `shifts` takes them from the records.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from flytune.caches.regression.cause import cause_of, us
+from flytune.caches.regression.finding import Finding, Kind, found, noted
+from flytune.caches.regression.limits import Limits, Threshold
+from flytune.caches.regression.shifts import Shift
+from flytune.caches.regression.significance import FALSE_ALARMS, holm
+from flytune.caches.regression.spread import Spread
+from flytune.caches.regression.yardstick import Yardstick
+
+PASS = "forward pass"
+"""What the sum over all lists is called; with a token count, over those of it."""
+
+_UNSURE = "; no more than two tunes of one thing may differ"
+_DECIDE = "--retime decides it"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One test: a list's time, or that of a forward pass."""
+
+    name: str
+    old_us: float
+    new_us: float
+    count: int
+    """Calls of a list in a forward pass, or lists in the sum."""
+    p_value: float
+    """Corrected for all tests together."""
+    threshold: Threshold
+    shift: Shift | None
+    """None of a forward pass."""
+
+    @property
+    def ratio(self) -> float:
+        """The new time over the old one."""
+        return self.new_us / self.old_us
+
+    @property
+    def over(self) -> bool:
+        """Whether it is slower by more than the thresholds allow, sure or not."""
+        return (
+            self.ratio > 1 + self.threshold.max_regression
+            and self.new_us - self.old_us > self.threshold.floor_us
+        )
+
+    @property
+    def slower(self) -> bool:
+        """Whether it is a regression."""
+        return self.over and self.p_value <= FALSE_ALARMS
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """All tests of a comparison."""
+
+    lists: tuple[Compared, ...] = ()
+    passes: tuple[Compared, ...] = ()
+    """A forward pass's GEMM time by token count, and in all."""
+    spread: Spread | None = None
+    """From tune to tune, of one kernel; None where no list has two times."""
+
+    @property
+    def tests(self) -> int:
+        """How many tests were made, which correct one another."""
+        return len(self.lists) + len(self.passes)
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels, the same in both bundles, the spread is from."""
+        return sum(len(one.shift.kernels) for one in self.lists if one.shift)
+
+
+def decide(
+    shifts: Sequence[Shift],
+    canary: float,
+    limits: Limits,
+    default: Threshold,
+    tokens: Iterable[int],
+) -> Times:
+    """Test every list and every forward pass.
+
+    Args:
+        canary: Logarithm of the new canary's time over the old one's.
+        tokens: The static sizes; a list whose rows are none of them is in the sum of
+            all alone.
+    """
+    if not shifts:
+        return Times()
+    yardstick = Yardstick.of(shifts, canary)
+    sums = dict(_sums(shifts, tokens))
+    raw = [yardstick.p_value(shifts, at) for at in range(len(shifts))]
+    raw += [yardstick.p_of_sum(shifts, _shares(shifts, some)) for some in sums.values()]
+    p_values = iter(holm(raw))
+    lists = tuple(
+        Compared(
+            *(one.name, one.old_us, one.new_us, one.count, next(p_values)),
+            limits.threshold(one.name, default),
+            one,
+        )
+        for one in shifts
+    )
+    passes = tuple(
+        Compared(
+            name,
+            sum(one.old_us * one.count for one in some),
+            sum(one.new_us * one.count for one in some),
+            *(len(some), next(p_values), limits.threshold(name, default), None),
+        )
+        for name, some in sums.items()
+    )
+    return Times(lists, passes, yardstick.spread())
+
+
+def findings_of(times: Times, *, same_software: bool) -> Iterator[Finding]:
+    """Yield what got slower and faster, with causes."""
+    for one in times.lists:
+        assert one.shift is not None, "a list has one"
+        yield from _of_list(one, one.shift, same_software)
+    for one in times.passes:
+        text = f"its GEMMs take {_change(one)}"
+        if one.slower:
+            hint = "the lists that got slower say why"
+            yield found(Kind.SLOWER_PASS, one.name, text, hint, **numbers(one))
+        elif one.over:
+            yield noted(Kind.UNSURE, one.name, text + _UNSURE, _DECIDE, **numbers(one))
+
+
+def _of_list(one: Compared, shift: Shift, same_software: bool) -> Iterator[Finding]:
+    if not one.over:
+        if one.ratio < 1 / (1 + one.threshold.max_regression):
+            yield noted(Kind.FASTER, one.name, _change(one), "", **numbers(one))
+        return
+    why, hint = cause_of(shift, same_software=same_software)
+    text = f"{_change(one)}; {why}"
+    values = {**numbers(one), "cause": why}
+    if one.slower:
+        yield found(Kind.SLOWER, one.name, text, hint, **values)
+    else:
+        yield noted(Kind.UNSURE, one.name, text + _UNSURE, _DECIDE, **values)
+
+
+def numbers(one: Compared) -> dict[str, float]:
+    """Return the numbers of a test, for a program."""
+    return {
+        "old_us": one.old_us,
+        "new_us": one.new_us,
+        "ratio": one.ratio,
+        "p_value": one.p_value,
+        "max_regression": one.threshold.max_regression,
+        "floor_us": one.threshold.floor_us,
+    }
+
+
+def _change(one: Compared) -> str:
+    return (
+        f"{us(one.old_us)} -> {us(one.new_us)} us, {one.ratio - 1:+.1%}, "
+        f"{p_words(one.p_value)}"
+    )
+
+
+def p_words(p_value: float) -> str:
+    """Return a p-value as the tables print it."""
+    return "p <0.0001" if p_value < 1e-4 else f"p {p_value:.2g}"
+
+
+def _sums(
+    shifts: Sequence[Shift], tokens: Iterable[int]
+) -> Iterator[tuple[str, list[Shift]]]:
+    """Yield the forward passes: of each token count, and of all where that is more."""
+    by_tokens: dict[int, list[Shift]] = {count: [] for count in sorted(set(tokens))}
+    for one in shifts:
+        if (some := by_tokens.get(tokens_of(one))) is not None:
+            some.append(one)
+    some_have = {count: some for count, some in by_tokens.items() if some}
+    for count, some in some_have.items():
+        yield f"{PASS} at {count} tokens", some
+    if len(some_have) != 1 or len(shifts) != sum(map(len, some_have.values())):
+        yield PASS, list(shifts)
+
+
+def tokens_of(one: Shift) -> int:
+    """Return the rows of a list: the tokens of a forward pass, for a linear."""
+    return one.pair.new.shape.m
+
+
+def _shares(shifts: Sequence[Shift], some: Sequence[Shift]) -> list[float]:
+    """Return the part that each list has in the old sum of some of them."""
+    inside = {id(one) for one in some}
+    times = [one.old_us * one.count * (id(one) in inside) for one in shifts]
+    whole = math.fsum(times)
+    return [time_us / whole if whole else 0.0 for time_us in times]

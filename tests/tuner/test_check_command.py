@@ -1,0 +1,179 @@
+"""`flytune check` as it is typed: exit codes, files, and what is refused."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+from small_bundles import small_bundle
+from tuned_bundles import POLICY, Made, Tune, shape, three_lists, tuned, usual
+
+from flytune.caches.bundle import Bundle
+from flytune.tuner.cli import main
+
+LISTS = {shape(n): usual(20.0 + n) for n in range(6)}
+
+
+def slowed() -> dict[object, list[Made]]:
+    """The first list is slower by a tenth."""
+    return {
+        gemm: [some[0].slower(0.1 * (not n)), *some[1:]]
+        for n, (gemm, some) in enumerate(LISTS.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned(tmp_path_factory.mktemp("old"), Tune(1), LISTS)
+
+
+@pytest.fixture(scope="module")
+def same(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned(tmp_path_factory.mktemp("same"), Tune(2), LISTS)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned(tmp_path_factory.mktemp("slow"), Tune(2), slowed())
+
+
+def run(new: object, old: object, *options: object, **env: str | None) -> Result:
+    arguments = ["check", str(new), "--baseline", str(old), *map(str, options)]
+    clean: dict[str, str | None] = {"GITHUB_ACTIONS": None}
+    return CliRunner().invoke(main, arguments, env={**clean, **env})
+
+
+def test_exit_codes_say_what_it_comes_to(
+    tmp_path: Path, old: Path, same: Path, slow: Path
+) -> None:
+    fine = run(same, old)
+    assert (fine.exit_code, fine.stderr) == (0, "")
+    assert fine.stdout.splitlines()[-1] == "check     fine"
+    worse = run(slow, old)
+    assert worse.exit_code == 1
+    assert worse.stdout.splitlines()[-1].startswith("check     REGRESSION: 1 slower")
+    assert run(slow, old, "--max-regression", "50%").exit_code == 0
+    warm = tuned(tmp_path, Tune(2, canary_us=104.0), LISTS)
+    elsewhere = run(warm, old)
+    assert elsewhere.exit_code == 3
+    assert "--retime" in elsewhere.stdout
+    assert elsewhere.stdout.splitlines()[-1].startswith("check     UNDECIDED: 1 ")
+
+
+def test_json_alone_is_on_stdout(old: Path, slow: Path) -> None:
+    result = run(slow, old, "--json", "--github")
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert rows[0]["exit_code"] == result.exit_code == 1
+    assert result.stderr.startswith("::error title=flytune check")
+
+
+def test_a_workflow_of_githubs_is_annotated(old: Path, slow: Path) -> None:
+    assert "::error" in run(slow, old, GITHUB_ACTIONS="true").stderr
+    assert run(slow, old, "--no-github", GITHUB_ACTIONS="true").stderr == ""
+
+
+def test_reports_are_written_whatever_comes_of_it(
+    tmp_path: Path, old: Path, slow: Path
+) -> None:
+    xml, summary = tmp_path / "check.xml", tmp_path / "check.md"
+    result = run(slow, old, "--junit", xml, "--markdown", summary)
+    assert result.exit_code == 1
+    assert ElementTree.parse(xml).getroot().tag == "testsuites"
+    assert summary.read_text().startswith("## flytune check: regression\n")
+    result = run(slow, old, "--junit", tmp_path / "none" / "check.xml")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot write: ")
+
+
+def test_a_pin_holds(old: Path, same: Path) -> None:
+    digest = Bundle.open(old).digest
+    assert run(same, f"{old}@sha256:{digest}").exit_code == 0
+    result = run(same, f"{old}@sha256:{'0' * 64}")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "(FT601)" in result.stderr
+
+
+def test_a_serving_policy_is_a_file_or_a_bundle(
+    tmp_path: Path, old: Path, same: Path
+) -> None:
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({**POLICY, "tokens": [1, 16, 64]}))
+    result = run(same, old, "--serving-policy", policy)
+    assert result.exit_code == 1
+    assert "misses: size 64: serving has it" in result.stdout
+    assert run(same, old, "--serving-policy", old).exit_code == 0
+    for content, words in (
+        ("{}", "error: serving policy is malformed: 'tokens' (FT221)\n"),
+        ("[]", "error: serving policy is not a JSON object (FT202)\n"),
+        ("{", "error: serving policy is not JSON: "),
+    ):
+        policy.write_text(content)
+        assert run(same, old, "--serving-policy", policy).stderr.startswith(words)
+    result = run(same, old, "--serving-policy", tmp_path / "none.json")
+    assert result.stderr.startswith("error: cannot read serving policy: ")
+
+
+def test_a_waiver_lets_a_slower_list_pass(
+    tmp_path: Path, old: Path, slow: Path
+) -> None:
+    limits = tmp_path / "limits.toml"
+    limits.write_text(
+        '[[waiver]]\npattern = "*linear_0"\nkind = "slower"\nreason = "known"\n'
+        "expires = 2999-01-01\n"
+    )
+    result = run(slow, old, "--limits", limits)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "check     fine, 1 waived"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--max-regression", "3 percent"],
+            "`3 percent` is no share: write 3% or 0.03",
+        ),
+        (["--max-growth", "-1%"], "`-1%` is no share"),
+        (["--floor-us", "nan"], "nan is no time"),
+        (["--floor-us", "-1"], "-1.0 is not in the range"),
+    ],
+)
+def test_bad_options_are_usage(
+    old: Path, same: Path, options: list[str], words: str
+) -> None:
+    result = run(same, old, *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_baseline_is_needed(old: Path) -> None:
+    result = CliRunner().invoke(main, ["check", str(old)])
+    assert result.exit_code == 2
+    assert "Missing option '--baseline'" in result.stderr
+
+
+def test_what_is_no_bundle_is_one_line(tmp_path: Path, old: Path) -> None:
+    plain = small_bundle(tmp_path)
+    result = run(plain, old)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: bundle has no records: {plain}\n"
+    damaged = tmp_path / "damaged.tar.zst"
+    damaged.write_bytes(old.read_bytes()[:-20])
+    result = run(damaged, old)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+
+
+def test_a_bundle_is_its_own_baseline(old: Path) -> None:
+    result = run(old, old)
+    assert result.exit_code == 0
+    assert "no list has two times; 6 carried over, not tested" in result.stdout
+
+
+def test_lists_at_several_sizes_have_a_pass_each(tmp_path: Path) -> None:
+    first = tuned(tmp_path / "1", Tune(1), three_lists())
+    second = tuned(tmp_path / "2", Tune(2), three_lists())
+    result = run(second, first)
+    assert "forward pass at 1 tokens" in result.stdout
+    assert "forward pass at 16 tokens" in result.stdout

@@ -1,0 +1,172 @@
+"""`flytune check`: whether a new bundle serves worse than a baseline."""
+
+import datetime
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flytune.caches.bundle import writing
+from flytune.caches.regression.annotations import annotations
+from flytune.caches.regression.check import Check, Settings, check
+from flytune.caches.regression.junit import junit
+from flytune.caches.regression.limits import Limits, Threshold, read_limits, share
+from flytune.caches.regression.markdown import markdown
+from flytune.caches.regression.rows import rows
+from flytune.caches.regression.serving import Serving
+from flytune.caches.regression.sides import Side
+from flytune.caches.regression.table import text
+
+
+class _Share(click.ParamType[float]):
+    """A share: "3%" or 0.03."""
+
+    name = "share"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number.
+
+        Raises:
+            click.BadParameter: it is none, or below zero.
+        """
+        try:
+            return share(str(value))
+        except ValueError:
+            self.fail(f"`{value}` is no share: write 3% or 0.03", param, ctx)
+
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _number(_: click.Context, __: click.Parameter, value: float) -> float:
+    """Refuse "nan" and "inf".
+
+    Raises:
+        click.BadParameter: it is one of them.
+    """
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no time")
+    return value
+
+
+@click.command("check")
+@click.argument("new", type=click.Path(readable=False, path_type=Path))
+@click.option(
+    "--baseline",
+    required=True,
+    type=click.Path(readable=False, path_type=Path),
+    metavar="OLD",
+    help="The bundle that is served now.",
+)
+@click.option(
+    "--max-regression",
+    type=_Share(),
+    default=f"{Settings().threshold.max_regression:.0%}",
+    show_default=True,
+    help="By how much a list, or a forward pass, may get slower.",
+)
+@click.option(
+    "--floor-us",
+    type=click.FloatRange(min=0),
+    callback=_number,
+    metavar="US",
+    default=Settings().threshold.floor_us,
+    show_default=True,
+    help="A difference below so many microseconds is none.",
+)
+@click.option(
+    "--max-growth",
+    type=_Share(),
+    default=f"{Settings().max_growth:.0%}",
+    show_default=True,
+    help="By how much the bundle may grow, in bytes and in files.",
+)
+@click.option(
+    "--serving-policy",
+    type=click.Path(readable=False, path_type=Path),
+    metavar="FILE",
+    help="What serving runs under: the JSON of a manifest's policy, or a bundle.  "
+    "[default: the baseline's]",
+)
+@click.option(
+    "--limits",
+    type=click.Path(readable=False, path_type=Path),
+    metavar="FILE",
+    help="TOML: thresholds by shape, and waivers until a date.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
+@click.option("--junit", "junit_file", type=_FILE, metavar="FILE", help="JUnit XML.")
+@click.option(
+    "--markdown",
+    "markdown_file",
+    type=_FILE,
+    metavar="FILE",
+    help="A summary for a pull request.",
+)
+@click.option(
+    "--github/--no-github",
+    envvar="GITHUB_ACTIONS",
+    help="Annotations of a workflow's run, on stderr.  [default: where GITHUB_ACTIONS "
+    "is true]",
+)
+@click.pass_context
+def check_command(
+    context: click.Context,
+    new: Path,
+    baseline: Path,
+    max_regression: float,
+    floor_us: float,
+    max_growth: float,
+    serving_policy: Path | None,
+    limits: Path | None,
+    as_json: bool,
+    junit_file: Path | None,
+    markdown_file: Path | None,
+    github: bool,
+) -> None:
+    """Say whether NEW serves worse than a baseline: slower, bigger or colder.
+
+    Manifests and records alone are read: neither bundle is run, and neither need be
+    trusted.
+
+    Exits 0 if it is fine, 1 on a regression, 3 if the times on record decide nothing.
+    """
+    settings = Settings(
+        threshold=Threshold(max_regression, floor_us),
+        max_growth=max_growth,
+        serving=None if serving_policy is None else Serving.read(serving_policy),
+        limits=Limits() if limits is None else read_limits(limits),
+    )
+    today = datetime.datetime.now(datetime.UTC).date()
+    checked = check(Side.open(new), Side.open(baseline), settings, today)
+    if junit_file is not None:
+        _write(junit_file, junit(checked))
+    if markdown_file is not None:
+        _write(markdown_file, markdown(checked))
+    if github:
+        for line in annotations(checked):
+            click.echo(line, err=True)
+    _show(checked, as_json)
+    context.exit(int(checked.outcome))
+
+
+def _show(checked: Check, as_json: bool) -> None:
+    if as_json:
+        for row in rows(checked):
+            click.echo(json.dumps(row, allow_nan=False))
+    elif sys.stdout.isatty():
+        from flytune.caches.regression.terminal import show
+
+        show(checked)
+    else:
+        click.echo(text(checked))
+
+
+def _write(path: Path, content: str) -> None:
+    with writing(path):
+        path.write_text(content)
