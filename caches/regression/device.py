@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from flytune.caches.regression.finding import BUNDLE, Finding, Kind, found
+from flytune.caches.regression.finding import BUNDLE, Finding, Kind, found, quoted
 from flytune.caches.regression.shifts import is_timed
 from flytune.caches.regression.sides import Side, Sides
 
@@ -19,7 +19,7 @@ def other_device(sides: Sides) -> Iterator[Finding]:
     """Yield why the stored times of two bundles decide nothing; nothing if they do."""
     old, new = (side.manifest.target["hardware"] for side in (sides.old, sides.new))
     differ = [
-        f"hardware.{name}: was {_words(old.get(name))}, is {_words(new.get(name))}"
+        f"hardware.{name}: was {quoted(old.get(name))}, is {quoted(new.get(name))}"
         for name in sorted((old.keys() | new.keys()) - set(_UNTIMED))
         if old.get(name) != new.get(name)
     ]
@@ -63,8 +63,3 @@ def _canary(side: Side) -> float:
         if is_timed(record) and record.canary_us
     ]
     return statistics.median(times) if times else 0.0
-
-
-def _words(value: object) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, list) else value
-    return f"`{text}`"

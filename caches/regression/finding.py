@@ -5,8 +5,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from flytune.caches.manifest import sha256_hex
+
 BUNDLE = "bundle"
 """What a finding is about that is of no list."""
+
+
+# Characters of a value in a line.
+_LONGEST = 120
+_SHOWN = 40
 
 
 class Kind(StrEnum):
@@ -104,6 +111,18 @@ def noted(
     """Return a finding that decides nothing, whatever its kind does elsewhere."""
     made = found(kind, subject, text, hint, **values)
     return replace(made, standing=Standing.NOTED)
+
+
+def quoted(value: Any) -> str:
+    """Return a value for a line; a long one as its start and a digest of it.
+
+    Triton's key is a text of two thousand characters.
+    """
+    parts = isinstance(value, list | tuple)
+    text = " ".join(map(str, value)) if parts else str(value)
+    if len(text) > _LONGEST:
+        text = f"{text[:_SHOWN]}... ({sha256_hex(text.encode())[:8]})"
+    return f"`{text}`"
 
 
 def plain(text: str) -> str:

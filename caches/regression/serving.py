@@ -9,7 +9,14 @@ from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle
 from flytune.caches.lists import TunedList
 from flytune.caches.manifest import Manifest, parse_object
 from flytune.caches.policy import ServingPolicy
-from flytune.caches.regression.finding import BUNDLE, Finding, Kind, found, noted
+from flytune.caches.regression.finding import (
+    BUNDLE,
+    Finding,
+    Kind,
+    found,
+    noted,
+    quoted,
+)
 from flytune.caches.regression.sides import Sides
 from flytune.shapes.errors import FlytuneError
 
@@ -104,8 +111,8 @@ def _misses(
         if serves == holds:
             continue
         text = (
-            f"{name}: serving has `{serves}`, the bundle was baked with `{holds}`: "
-            f"every graph misses ({asked.source})"
+            f"{name}: serving has {quoted(serves)}, the bundle was baked with "
+            f"{quoted(holds)}: every graph misses ({asked.source})"
         )
         hint = "serve under the new policy: --serving-policy NEW says that you do"
         yield found(
@@ -145,7 +152,7 @@ def _differences(
         was, now = _value(old, name), _value(new, name)
         if was == now or name in said:
             continue
-        text = f"{name}: was `{was}`, is `{now}`"
+        text = f"{name}: was {quoted(was)}, is {quoted(now)}"
         yield noted(Kind.POLICY, BUNDLE, text, setting=name, old=was, new=now)
 
 

@@ -15,7 +15,14 @@ from typing import Any
 from flytune.caches.columns import Status
 from flytune.caches.lists import TunedList
 from flytune.caches.records import TuningRecord
-from flytune.caches.regression.finding import BUNDLE, Finding, Kind, found, noted
+from flytune.caches.regression.finding import (
+    BUNDLE,
+    Finding,
+    Kind,
+    found,
+    noted,
+    quoted,
+)
 from flytune.caches.regression.kernels import kernel_name
 from flytune.caches.regression.sides import Side
 
@@ -42,8 +49,8 @@ def _software(side: Side) -> Iterator[Finding]:
             if None in (stored, target) or stored == target:
                 continue
             text = (
-                f"its timings were made under another {part}: `{stored}`, the bundle "
-                f"is for `{target}`"
+                f"its timings were made under another {part}: {quoted(stored)}, the "
+                f"bundle is for {quoted(target)}"
             )
             yield found(Kind.STALE, BUNDLE, text, _AGAIN, part=part)
 

@@ -1,10 +1,16 @@
 """What differs between two bundles apart from times: no device is asked."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from flytune.caches.parts import sizes
-from flytune.caches.regression.finding import BUNDLE, Finding, Kind, found, noted
+from flytune.caches.regression.finding import (
+    BUNDLE,
+    Finding,
+    Kind,
+    found,
+    noted,
+    quoted,
+)
 from flytune.caches.regression.kernels import kernel_name
 from flytune.caches.regression.sides import Side, Sides, names_of
 from flytune.caches.several import SEVERAL
@@ -36,7 +42,9 @@ def _models(sides: Sides) -> Iterator[Finding]:
         default = 1 if name in _RANKS else None
         was, now = old.get(name, default), new.get(name, default)
         if was != now:
-            yield noted(Kind.MODEL, BUNDLE, f"{name}: was `{was}`, is `{now}`")
+            yield noted(
+                Kind.MODEL, BUNDLE, f"{name}: was {quoted(was)}, is {quoted(now)}"
+            )
 
 
 def _lists(sides: Sides) -> Iterator[Finding]:
@@ -58,7 +66,7 @@ def _target(sides: Sides) -> Iterator[Finding]:
     for part in compare(old, new):
         if part.status not in (PartStatus.MISS, PartStatus.WARNING):
             continue
-        text = f"{part.part}: was {_words(part.built)}, is {_words(part.live)}"
+        text = f"{part.part}: was {quoted(part.built)}, is {quoted(part.live)}"
         hint = ""
         if part.status is PartStatus.MISS:
             hint = "hosts that the baseline is for do not hit: " + part.reason
@@ -161,7 +169,3 @@ def _kernels(side: Side, backend: str) -> int:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in counts.items())
-
-
-def _words(part: Any) -> str:
-    return f"`{' '.join(part) if isinstance(part, tuple) else part}`"

@@ -95,6 +95,24 @@ def test_target_parts_are_named_with_both_values(tmp_path: Path) -> None:
     assert {f.standing for f in checked.findings} == {Standing.NOTED}
 
 
+def test_a_long_value_is_a_line_all_the_same(tmp_path: Path) -> None:
+    """Triton's key; two of one release begin alike."""
+    keys = ["3.9.0" + "a" * 2000, "3.9.0" + "a" * 1999 + "b"]
+    new, old = (
+        tuned(
+            tmp_path / key[-1],
+            Tune(n),
+            three_lists(),
+            target={"hardware": HARDWARE, "software": {**SOFTWARE, "triton_key": key}},
+        )
+        for n, key in enumerate(keys)
+    )
+    (line,) = said(compared(new, old), Kind.TARGET)
+    was, _, now = line.partition(", is ")
+    assert len(line) < 200
+    assert was.rpartition("`3")[2] != now.rpartition("`3")[2]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
