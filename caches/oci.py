@@ -285,7 +285,9 @@ def _identity(manifest: Manifest, target: Target) -> str:
         re.sub(r"[^a-z0-9]+", "-", " ".join(names).lower())
         for names in (rank_words(manifest), engines_of(manifest))
     )
-    return f"{target.slug}.{digest}.tp{ranks}.{engines}"
+    # An AMD arch may have features, such as "gfx942:sramecc+".
+    slug = re.sub(r"[^a-z0-9_]+", "-", target.slug.lower()).strip("-")
+    return f"{slug}.{digest}.tp{ranks}.{engines}"
 
 
 def _texts(notes: Any) -> Mapping[str, str]:

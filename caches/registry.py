@@ -36,7 +36,7 @@ _ADD_ATTEMPTS = 50
 _TAG_LIMIT = 128
 # What follows the tag's own name: an identity, or its digest where it is too long.
 _IDENTITY = re.compile(
-    r"[a-z0-9]+(?:-[a-z0-9]+)*\.[0-9a-f]{12}\.tp[a-z0-9-]+\.[a-z0-9-]+|[0-9a-f]{32}"
+    r"[a-z0-9_]+(?:-[a-z0-9_]+)*\.[0-9a-f]{12}\.tp[a-z0-9-]+\.[a-z0-9-]+|[0-9a-f]{32}"
 )
 
 
@@ -107,7 +107,9 @@ class RegistryStore:
         joined(self._held(tag), [entry])
         self.put(self.document(entry.digest), _entry_tag(tag, entry))
         for _ in range(_ADD_ATTEMPTS):
-            whole = joined(self._held(tag), self._tagged_entries(tag))
+            # Its own is asked for by name: a registry may list it late.
+            own = self._tagged(_entry_tag(tag, entry)) or entry
+            whole = joined(self._held(tag), [own, *self._tagged_entries(tag)])
             if self._is(tag, whole):
                 return whole
             self.put(whole, tag)
@@ -134,7 +136,16 @@ class RegistryStore:
         prefix = _prefix(tag)
         for name in self._tags():
             if name.startswith(prefix) and _IDENTITY.fullmatch(name[len(prefix) :]):
-                yield described(self.document(name))
+                found = self._tagged(name)
+                if found is not None:
+                    yield found
+
+    def _tagged(self, name: str) -> Descriptor | None:
+        """Return a tag's entry; None while another push writes it."""
+        try:
+            return described(self.document(name))
+        except AbsentError:
+            return None
 
     def _is(self, tag: str, document: Document) -> bool:
         try:

@@ -130,6 +130,33 @@ def test_fleet_is_one_index(tmp_path: Path, repo: str) -> None:
     assert held(f"{repo}:fleet") == whole
 
 
+@pytest.mark.parametrize(
+    ("vendor", "product", "arch"),
+    [
+        ("nvidia", "NVIDIA H200", "sm_90"),
+        ("amd", "AMD Instinct MI355X", "gfx950"),
+        ("amd", "AMD Instinct MI300X", "gfx942:sramecc+:xnack-"),
+    ],
+)
+def test_an_accelerators_bundle_is_in_the_index(
+    tmp_path: Path, repo: str, vendor: str, product: str, arch: str
+) -> None:
+    target = Target.here(threads=1).to_json()
+    names = {"vendor": vendor, "product": product, "arch": arch}
+    target["hardware"] = {"kind": "cuda", **names}
+    send(installable(tmp_path), f"{repo}:mixed")
+    send(installable(tmp_path, "gpu.tar.zst", target=target), f"{repo}:mixed")
+    (found,) = (name for name in held(f"{repo}:mixed") if name.startswith("cuda"))
+    # Of what is kept by its own tag another push makes the same index.
+    send(installable(tmp_path, "far.tar.zst", target=elsewhere()), f"{repo}:mixed")
+    assert found in held(f"{repo}:mixed")
+    assert len(held(f"{repo}:mixed")) == 3
+    slug = found.partition(" ")[0]
+    pulled = fetch(f"{repo}:mixed", tmp_path / "out", target=slug)
+    assert Bundle.open(tmp_path / "out").manifest.target == target
+    assert pulled.out == tmp_path / "out"
+
+
 def test_tag_is_of_one_model(tmp_path: Path, repo: str) -> None:
     send(installable(tmp_path), repo)
     big = installable(tmp_path, "big.tar.zst", model={"name": "big"})
