@@ -102,7 +102,7 @@ def held_gemms(bundle: Bundle) -> HeldGemms:
         raise FlytuneError(
             f"coverage or policy of the manifest is malformed: {bundle.path}"
         ) from error
-    return HeldGemms(by_m, unlisted, _experts_per_token(tokens, rows))
+    return HeldGemms(by_m, unlisted, experts_per_token(tokens, rows))
 
 
 def _gemm_of(record: TuningRecord) -> tuple[object, ...]:
@@ -124,7 +124,7 @@ def _unlisted(coverages: Iterable[Mapping[str, Any]]) -> Iterator[_Unlisted]:
                 yield _Unlisted(found[1], batch, *sizes)
 
 
-def _experts_per_token(tokens: set[int], rows: set[int]) -> int | None:
+def experts_per_token(tokens: set[int], rows: set[int]) -> int | None:
     """Return the one number that turns the tokens of a build into its grouped rows."""
     if not tokens or not rows:
         return None

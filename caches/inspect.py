@@ -32,17 +32,17 @@ def describe(path: Path | str, *, check: bool = False, trust: Trust = HERE) -> s
         *_signers(signed_by),
         ("checked", _checked(bundle, check)),
         ("packed", f"{manifest.created} by flytune {manifest.flytune}"),
-        ("model", _words(manifest.model)),
+        ("model", words(manifest.model)),
         *(("program", text) for text in _programs(manifest)),
-        ("hardware", _words(manifest.target["hardware"])),
-        ("software", _words(manifest.target["software"])),
+        ("hardware", words(manifest.target["hardware"])),
+        ("software", words(manifest.target["software"])),
         ("built by", _software(manifest.software)),
-        ("origin", _words(manifest.provenance)),
+        ("origin", words(manifest.provenance)),
         ("timed on", manifest.timed_on or _untimed(manifest)),
-        ("policy", _words(manifest.policy)),
-        ("coverage", _words(manifest.coverage)),
-        ("bake", _words(manifest.bake)),
-        ("verified", "no" if manifest.verify is None else _words(manifest.verify)),
+        ("policy", words(manifest.policy)),
+        ("coverage", words(manifest.coverage)),
+        ("bake", words(manifest.bake)),
+        ("verified", "no" if manifest.verify is None else words(manifest.verify)),
         *_files(bundle),
         *_winners(manifest.winners),
     ]
@@ -75,7 +75,7 @@ def _programs(manifest: Manifest) -> Iterator[str]:
     if manifest.program.get("kind") == SEVERAL:
         yield from map(part_name, parts_of(manifest))
     else:
-        yield _words(manifest.program)
+        yield words(manifest.program)
 
 
 def _untimed(manifest: Manifest) -> str:
@@ -122,15 +122,15 @@ def summary(
 def _files(bundle: Bundle) -> Iterator[tuple[str, str]]:
     files = bundle.manifest.files
     whole = sum(f.size_bytes for f in files.values())
-    yield "files", f"{len(files)}, {_size(whole)} unpacked"
+    yield "files", f"{len(files)}, {size_text(whole)} unpacked"
     for part, (number, size_bytes) in sizes(files).items():
-        yield "", f"{part} {_size(size_bytes)} in {number}"
+        yield "", f"{part} {size_text(size_bytes)} in {number}"
 
 
 def _winners(winners: tuple[Mapping[str, Any], ...]) -> Iterator[tuple[str, str]]:
     yield "winners", str(len(winners))
     for winner in winners[:_SHOWN_WINNERS]:
-        yield "", _words(winner)
+        yield "", words(winner)
     if len(winners) > _SHOWN_WINNERS:
         yield "", f"and {len(winners) - _SHOWN_WINNERS} more"
 
@@ -141,18 +141,20 @@ def _software(software: str) -> str:
     return "stand-in software: install refuses it"
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """Return a size in kB or MB."""
     if size_bytes < 1e6:
         return f"{size_bytes / 1e3:.1f} kB"
     return f"{size_bytes / 1e6:.1f} MB"
 
 
-def _words(value: Any) -> str:
+def words(value: Any) -> str:
+    """Return a value of a manifest in words, one that is long shortened."""
     if isinstance(value, Mapping):
-        words = (f"{name} {_words(part)}" for name, part in value.items())
-        return ", ".join(words) or "none"
+        parts = (f"{name} {words(part)}" for name, part in value.items())
+        return ", ".join(parts) or "none"
     if isinstance(value, list | tuple):
-        return " ".join(_words(part) for part in value) or "none"
+        return " ".join(words(part) for part in value) or "none"
     word = "unknown" if value is None else str(value)
     # Triton's key is 1700 digits; --json has all of them.
     long = len(word) > _LONGEST_WORD and " " not in word

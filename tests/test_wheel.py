@@ -93,7 +93,10 @@ def test_it_holds_one_name_and_every_source(wheel: Path) -> None:
     sources = {
         f"flytune/{file.relative_to(ROOT)}"
         for folder in ("shapes", "caches", "tuner")
-        for pattern in ("*.py", "py.typed", "models/*.json", "profiles/*.json")
+        for pattern in (
+            *("*.py", "py.typed", "models/*.json", "profiles/*.json"),
+            *("report/*.css", "report/*.html", "report/*.js"),
+        )
         for file in (ROOT / folder).rglob(pattern)
     }
     assert names == sources

@@ -19,6 +19,7 @@ COMMANDS = (
     ("inspect", "bundle_commands:inspect_command", "Say what a bundle holds."),
     ("capture", "capture_command:capture_command", "Count the GEMMs that run."),
     ("coverage", "coverage_command:coverage_command", "Say which GEMMs are held."),
+    ("report", "report_command:report_command", "Chart what a build found."),
     ("explain", "explain_command:explain_command", "Say why an engine would miss."),
     ("install", "bundle_commands:install_command", "Put a bundle in place."),
     ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
@@ -40,6 +41,7 @@ COMMANDS = (
 EXTRA_OF = {
     "flydsl": "amd",
     "huggingface_hub": "ship",
+    "jinja2": "build",
     "numpy": "build",
     "oras": "ship",
     "psutil": "build",

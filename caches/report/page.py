@@ -1,0 +1,185 @@
+"""The page: one HTML file that holds all that it shows, and asks for nothing.
+
+What comes from a bundle is text wherever it stands: templates escape it, the script
+sets it as text, and the page's policy lets no other script run than its own.
+"""
+
+import base64
+import datetime
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.keyring import read_keyring
+from flytune.caches.report import cost, failures, grids, passes, races, roofline
+from flytune.caches.report.beside import beside
+from flytune.caches.report.bundles import ReportedBundle, read_bundles
+from flytune.caches.report.facts import (
+    Judgement,
+    LeftOut,
+    facts,
+    judgement,
+    left_out,
+)
+from flytune.caches.report.listing import COLUMNS, ListRow, list_rows, page_data
+from flytune.caches.report.words import (
+    counted,
+    percent_text,
+    ratio_text,
+    seconds_text,
+    time_text,
+)
+from flytune.caches.trust import Signer, signers
+
+if TYPE_CHECKING:
+    import jinja2
+
+_FILES = resources.files("flytune.caches.report")
+_TEMPLATES = ("page.html", "charts.html", "chapter.html", "beside.html")
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """All that the page says of one bundle."""
+
+    bundle: ReportedBundle
+    judgement: Judgement
+    facts: tuple[tuple[str, str], ...]
+    figures: tuple[tuple[str, str, str], ...]
+    """A value, what it is, and what it is beside."""
+    passes: passes.PassChart | None
+    choice_lead: str
+    winners: grids.Grid
+    speedups: tuple[grids.Grid, ...]
+    roofline: roofline.Roofline | None
+    races: races.Races | None
+    noise: races.Noise | None
+    canary: races.Canary | None
+    fates: tuple[failures.Fate, ...]
+    reasons: tuple[failures.Reason, ...]
+    failures_lead: str
+    cost: cost.Cost | None
+    left_out: tuple[LeftOut, ...]
+    rows: tuple[ListRow, ...]
+
+
+def page_of(bundles: Sequence[Bundle]) -> str:
+    """Return the report of at least one bundle, as HTML.
+
+    Raises:
+        FlytuneError: as `read_bundles`; a user's key cannot be read, or a signature is
+            over another manifest.
+    """
+    from markupsafe import Markup
+
+    keyring = read_keyring()
+    reported = read_bundles(bundles)
+    chapters = [_chapter(one, signers(one.bundle, keyring)) for one in reported]
+    data = [page_data(one.bundle, one.roofline) for one in chapters]
+    style, script = (_FILES.joinpath(n).read_text() for n in ("style.css", "script.js"))
+    environment = _environment()
+    environment.globals.update(
+        seconds_text=seconds_text, time_text=time_text, geometry=_GEOMETRY
+    )
+    return environment.get_template("page.html").render(
+        chapters=chapters,
+        beside=beside(reported),
+        columns=COLUMNS,
+        data=_script_safe(data),
+        style=Markup(style),
+        script=Markup(script),
+        policy=_content_policy(style, script),
+        title=", ".join(one.name for one in reported),
+        made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=importlib.metadata.version("flytune"),
+    )
+
+
+_GEOMETRY = {"passes": passes, "roofline": roofline, "races": races, "cost": cost}
+"""Modules whose constants say where their charts lie."""
+
+
+def _environment() -> "jinja2.Environment":
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.DictLoader(
+            {name: _FILES.joinpath(name).read_text() for name in _TEMPLATES}
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _chapter(bundle: ReportedBundle, signed_by: tuple[Signer, ...]) -> Chapter:
+    return Chapter(
+        bundle,
+        judgement(bundle.manifest),
+        facts(bundle, signed_by),
+        tuple(_figures(bundle)),
+        passes.pass_chart(bundle),
+        grids.choice_lead(bundle),
+        grids.winners_grid(bundle),
+        grids.speedup_grids(bundle),
+        roofline.roofline(bundle),
+        races.races(bundle),
+        races.noise(bundle),
+        races.canary(bundle),
+        failures.fates(bundle),
+        failures.reasons(bundle),
+        failures.failures_lead(bundle),
+        cost.cost(bundle),
+        left_out(bundle.manifest),
+        list_rows(bundle),
+    )
+
+
+def _figures(bundle: ReportedBundle) -> list[tuple[str, str, str]]:
+    """Return the few numbers that the page begins with."""
+    figures = []
+    timed = [tokens for tokens in bundle.tokens if passes.pass_us(bundle, tokens)]
+    for tokens in dict.fromkeys(timed[:1] + timed[-1:]):
+        us, aten = (passes.pass_us(bundle, tokens, name) for name in ("", "aten"))
+        beside_it = f"{ratio_text(aten / us)} as fast as ATen" if us and aten else ""
+        what = f"GEMMs of a pass, {counted(tokens, 'token')}"
+        figures.append((time_text(us), what, beside_it))
+    decided = sum(bool(o.us) and len(o.tuned.records) > 1 for o in bundle.lists)
+    of = f"of {counted(len(bundle.lists), 'list')}"
+    figures.append((str(decided), "lists decided by times", of))
+    every = failures.fates(bundle)
+    candidates, failed = sum(f.candidates for f in every), sum(f.failed for f in every)
+    share = percent_text(failed / candidates) if candidates else "none"
+    figures.append((f"{candidates:,}", "candidates", f"{share} failed"))
+    if device := cost.device_s(bundle):
+        figures.append((seconds_text(device), "of the device", "to check and time"))
+    return figures
+
+
+def _script_safe(value: Any) -> "jinja2.runtime.Markup":
+    """Return JSON that no text of can end the script element that holds it."""
+    from markupsafe import Markup
+
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _content_policy(style: str, script: str) -> str:
+    """Return a Content-Security-Policy by which nothing runs or loads but the page."""
+
+    def digest(text: str) -> str:
+        sha = hashlib.sha256(text.encode()).digest()
+        return f"'sha256-{base64.b64encode(sha).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )

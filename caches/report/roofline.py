@@ -1,0 +1,259 @@
+"""Every candidate against what the device reaches at most."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from flytune.caches.report.axes import LogAxis, Tick
+from flytune.caches.report.bundles import ReportedBundle, ReportedList, stated
+from flytune.caches.report.grids import style_of
+from flytune.caches.report.words import number_text, percent_text
+from flytune.caches.report.work import moved_bytes, tflops, type_of
+
+LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 64, 836, 20, 400, 960, 446
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the device reaches at most of one thing."""
+
+    value: float
+    """TFLOP/s, or TB/s."""
+    measured: bool
+    """Whether the build measured it; else it is the best of all candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The ceilings of a device."""
+
+    memory: Ceiling
+    """TB/s."""
+    compute: Mapping[str, Ceiling]
+    """TFLOP/s by type."""
+
+    def limit(self, one: ReportedList) -> float | None:
+        """Return the TFLOP/s that a list could reach."""
+        ceiling = self.compute.get(type_of(one.shape))
+        if one.intensity is None or ceiling is None:
+            return None
+        return min(ceiling.value, self.memory.value * one.intensity)
+
+    def share(self, one: ReportedList) -> float | None:
+        """Return the part of its limit that a list's winner reaches."""
+        limit = self.limit(one)
+        return one.achieved / limit if one.achieved and limit else None
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A candidate, or the winner of a list."""
+
+    x: float
+    y: float
+    number: int
+    """Of its list."""
+    place: int
+    """In the list's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A ceiling as it is drawn."""
+
+    x: float
+    y: float
+    x2: float
+    y2: float
+    text: str
+    text_x: float
+    text_y: float
+    angle: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The chart."""
+
+    losers: tuple[tuple[str, str, int], ...]
+    """Class and path of a backend's candidates that did not win, and how many."""
+    winners: tuple[tuple[str, Dot], ...]
+    dots: tuple[Dot, ...]
+    """All of them, for whoever points at one."""
+    lines: tuple[Line, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    key: tuple[tuple[str, str, str], ...]
+    """Class, name and candidates of each backend."""
+    lead: str
+    notes: tuple[str, ...]
+
+
+def roof_of(bundle: ReportedBundle) -> Roof | None:
+    """Return the ceilings of a bundle's device; None where no candidate has a time."""
+    best_memory, best = 0.0, dict[str, float]()
+    for one in bundle.lists:
+        moved, kind = moved_bytes(one.shape), type_of(one.shape)
+        for us in list(one.best_us.values())[:1]:
+            best[kind] = max(best.get(kind, 0.0), tflops(one.shape, us))
+            best_memory = max(best_memory, (moved or 0.0) / us / 1e6)
+    if not best_memory:
+        return None
+    ceilings = stated(bundle.manifest.provenance.get("ceilings"), dict)
+    rates = stated(ceilings.get("gemm_tflops"), dict)
+    copy = _positive(ceilings.get("copy_gb_s"))
+    return Roof(
+        Ceiling(copy / 1e3, True) if copy else Ceiling(best_memory, False),
+        {
+            kind: Ceiling(rate, True)
+            if (rate := _positive(rates.get(kind)))
+            else Ceiling(value, False)
+            for kind, value in best.items()
+        },
+    )
+
+
+def _positive(value: object) -> float | None:
+    number = isinstance(value, int | float) and 0 < value < float("inf")
+    return float(value) if number and isinstance(value, int | float) else None
+
+
+def roofline(bundle: ReportedBundle) -> Roofline | None:
+    """Return the chart; None where no candidate has a time."""
+    roof = roof_of(bundle)
+    timed = [one for one in bundle.lists if one.best_us and one.intensity]
+    if roof is None or not timed:
+        return None
+    rates = [
+        tflops(one.shape, us) for one in timed for us in _times(one) if us is not None
+    ]
+    tops = [roof.limit(one) or 0.0 for one in timed]
+    x = _axis([one.intensity or 1.0 for one in timed], LEFT, RIGHT)
+    y = _axis([*rates, *tops, *(c.value for c in roof.compute.values())], BOTTOM, TOP)
+    dots = {one.number: tuple(_dots(one, x, y)) for one in timed}
+    won = {
+        one.number: next(
+            (dot for dot in dots[one.number] if one.tuned.ranked[dot.place].winner), None
+        )
+        for one in timed
+    }
+    return Roofline(
+        tuple(_losers(timed, dots, won)),
+        tuple(
+            (style_of(one.winner.backend), dot)
+            for one in timed
+            if one.winner and (dot := won[one.number])
+        ),
+        tuple(dot for some in dots.values() for dot in some),
+        tuple(_lines(roof, x, y)),
+        tuple(x.ticks()),
+        tuple(y.ticks()),
+        tuple(_key(bundle, timed)),
+        _lead(timed, roof),
+        tuple(_notes(roof)),
+    )
+
+
+def _times(one: ReportedList) -> Iterator[float | None]:
+    yield from (record.median_us for record in one.tuned.timed())
+
+
+def _axis(values: Iterable[float], start: float, end: float) -> LogAxis:
+    some = [value for value in values if value > 0]
+    return LogAxis(min(some) / 1.35, max(some) * 1.35, start, end)
+
+
+def _dots(one: ReportedList, x: LogAxis, y: LogAxis) -> Iterator[Dot]:
+    assert one.intensity is not None
+    at = x.at(one.intensity)
+    for place, record in enumerate(one.tuned.timed()):
+        assert record.median_us is not None
+        height = y.at(max(tflops(one.shape, record.median_us), y.low))
+        yield Dot(at, height, one.number, place)
+
+
+def _losers(
+    timed: Iterable[ReportedList],
+    dots: Mapping[int, tuple[Dot, ...]],
+    won: Mapping[int, Dot | None],
+) -> Iterator[tuple[str, str, int]]:
+    """Yield each backend's candidates as one path of points, which any number may be."""
+    paths: dict[str, list[str]] = {}
+    for one in timed:
+        for dot in dots[one.number]:
+            if dot is not won[one.number]:
+                style = style_of(one.tuned.ranked[dot.place].backend)
+                paths.setdefault(style, []).append(f"M{dot.x:g} {dot.y:g}h0")
+    for style, points in paths.items():
+        yield style, "".join(points), len(points)
+
+
+def _key(
+    bundle: ReportedBundle, timed: Iterable[ReportedList]
+) -> Iterator[tuple[str, str, str]]:
+    some = Counter(record.backend for one in timed for record in one.tuned.timed())
+    for backend in bundle.backends:
+        if some[backend]:
+            yield style_of(backend), backend, f"{some[backend]:,} timed"
+
+
+def _lines(roof: Roof, x: LogAxis, y: LogAxis) -> Iterator[Line]:
+    memory = roof.memory.value
+    top = max(ceiling.value for ceiling in roof.compute.values())
+    left, right = max(x.low, y.low / memory), min(x.high, top / memory)
+    if left < right:
+        ends = (x.at(left), y.at(memory * left), x.at(right), y.at(memory * right))
+        # Along the line, where it is in the chart.
+        angle = math.degrees(math.atan2(ends[3] - ends[1], ends[2] - ends[0]))
+        middle = math.sqrt(left * right)
+        words = f"{number_text(memory)} TB/s{_how(roof.memory, 'a copy')}"
+        place = (x.at(middle), y.at(memory * middle) - 7)
+        yield Line(*ends, words, *place, round(angle, 1), roof.memory.measured)
+    for kind, ceiling in sorted(roof.compute.items()):
+        knee = max(x.low, min(x.high, ceiling.value / memory))
+        words = f"{number_text(ceiling.value)} TFLOP/s {kind}"
+        height = y.at(ceiling.value)
+        said = words + _how(ceiling, "a large GEMM")
+        yield Line(
+            *(x.at(knee), height, RIGHT, height, said, RIGHT, height - 7, 0.0),
+            ceiling.measured,
+        )
+
+
+def _how(ceiling: Ceiling, what: str) -> str:
+    return f", {what}" if ceiling.measured else ", best seen"
+
+
+def _lead(timed: Iterable[ReportedList], roof: Roof) -> str:
+    parts = [
+        (share, one.pass_us or 0.0)
+        for one in timed
+        if (share := roof.share(one)) is not None
+    ]
+    weight = sum(us for _, us in parts)
+    if not weight:
+        return ""
+    mean = sum(share * us for share, us in parts) / weight
+    lowest = min(share for share, _ in parts)
+    return (
+        f"By their time, the winners reach {percent_text(mean)} of the roof above "
+        f"them; the lowest {percent_text(lowest)}."
+    )
+
+
+def _notes(roof: Roof) -> Iterator[str]:
+    yield (
+        "Bytes are those of both operands and the result, each once. The weight came "
+        "from memory and the activation from cache, so that a dot may lie above the "
+        "slope."
+    )
+    unmeasured = not roof.memory.measured or not all(
+        ceiling.measured for ceiling in roof.compute.values()
+    )
+    if unmeasured:
+        yield (
+            "Dashed: no ceiling was measured, and the best that any candidate reached "
+            "stands for it."
+        )
