@@ -71,8 +71,10 @@ class Page:
         """Open a file and wait until it is loaded."""
         self.size(width, height)
         self.call("Page.navigate", url=path.absolute().as_uri())
-        self.run("new Promise(done => document.readyState === 'complete'"
-                 " ? done() : addEventListener('load', () => done()))")
+        self.run(
+            "new Promise(done => document.readyState === 'complete'"
+            " ? done() : addEventListener('load', () => done()))"
+        )
 
     def size(self, width: int, height: int) -> None:
         """Give the page a size in CSS pixels."""

@@ -53,7 +53,7 @@ class LogAxis:
         return round(self.start + share * (self.end - self.start), 2)
 
     def ticks(self, most: int = 8) -> list[Tick]:
-        """Return powers of ten within the axis, and numbers between if there is room."""
+        """Return powers of ten within the axis, and more where there is room."""
         for digits in ((1, 2, 5), (1, 3), (1,)):
             values = list(self._values(digits))
             if len(values) <= most:

@@ -1,17 +1,24 @@
 """Two or more bundles side by side: facts, forward passes, lists."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flytune.caches.inspect import words
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
-from flytune.caches.report.grids import CHANGE_STEPS, Cell, Grid, change_style, grid, where
+from flytune.caches.report.grids import (
+    CHANGE_STEPS,
+    Cell,
+    Grid,
+    change_style,
+    grid,
+    style_of,
+    where,
+)
 from flytune.caches.report.words import (
     NONE,
     counted,
     geometric_mean,
-    percent_text,
     seconds_text,
     time_text,
 )
@@ -27,6 +34,10 @@ class Value:
     text: str
     differs: bool = False
     """From the first bundle's."""
+    backend: str = ""
+    """Whose kernel won."""
+    tag: str = ""
+    """The part of a class that stands for it."""
     change: str = ""
     """Against the first one's time, with its sign."""
     style: str = ""
@@ -149,25 +160,17 @@ def _list_rows(bundles: Sequence[ReportedBundle]) -> Iterator[BesideRow]:
             effect = (last.us - first.us) * last.calls
         name = f"{named.label}, {counted(named.tokens, 'token')}, {named.sizes}"
         values = tuple(_value(one, first) for one in lists)
-        yield BesideRow(
-            f"{name} {type_of(named.shape)}", values, named.number, effect
-        )
+        yield BesideRow(f"{name} {type_of(named.shape)}", values, named.number, effect)
 
 
 def _value(one: ReportedList | None, first: ReportedList | None) -> Value:
     if one is None:
         return Value("absent", differs=True)
     winner = one.winner.backend if one.winner else "undecided"
-    if one.us is None:
-        return Value(f"{winner}, not timed")
-    if first is None or not first.us:
-        return Value(f"{time_text(one.us)} {winner}", order=one.us)
-    timed = _timed(one.us, first.us)
-    other = first.winner is not None and first.winner.backend != winner
-    return Value(
-        *(f"{timed.text} {winner}", other, timed.change, timed.style),
-        order=one.us,
-    )
+    before = first.winner if first else None
+    differs = before is not None and before.backend != winner
+    timed = _timed(one.us, first.us if first else None)
+    return replace(timed, differs=differs, backend=winner, tag=style_of(winner))
 
 
 def _changes(first: ReportedBundle, last: ReportedBundle) -> Grid:
@@ -179,9 +182,11 @@ def _changes(first: ReportedBundle, last: ReportedBundle) -> Grid:
             return Cell(NONE, "none", f"{where(one)}: no time in both", one.number)
         change = other.us / one.us - 1
         tip = f"{where(one)}: {time_text(one.us)}, then {time_text(other.us)}"
-        return Cell(f"{100 * change:+.0f}", change_style(change), tip, one.number)
+        return Cell(
+            _signed_number(100 * change, 0), change_style(change), tip, one.number
+        )
 
-    edges = [f"{100 * edge:+.0f} %" for edge in CHANGE_STEPS]
+    edges = [f"{_signed_number(100 * edge, 0)} %" for edge in CHANGE_STEPS]
     middle = len(edges) // 2
     legend = [(f"d d{n}", f"to {edge}") for n, edge in enumerate(edges[:middle])]
     legend.append((f"d d{middle}", "alike"))
@@ -192,11 +197,24 @@ def _changes(first: ReportedBundle, last: ReportedBundle) -> Grid:
     return grid(title, first, cell, tuple(legend))
 
 
-def _timed(us: float, first: float) -> Value:
+def _timed(us: float | None, first: float | None) -> Value:
+    if us is None or not first or us == first:
+        return Value(time_text(us), order=us)
     change = us / first - 1
-    said = "" if us == first else f"{100 * change:+.1f} %"
-    style = change_style(change) if said else ""
-    return Value(time_text(us), False, said, style, us)
+    return Value(
+        time_text(us),
+        change=_percent(change),
+        style=change_style(change),
+        order=us,
+    )
+
+
+def _signed_number(value: float, digits: int) -> str:
+    """Return a number with its sign; one that rounds to nothing has none."""
+    text = f"{abs(value):.{digits}f}"
+    if float(text) == 0:
+        return text
+    return f"{'+' if value > 0 else '−'}{text}"
 
 
 def _lead(bundles: Sequence[ReportedBundle]) -> str:
@@ -212,12 +230,11 @@ def _lead(bundles: Sequence[ReportedBundle]) -> str:
         f"{counted(len(first), 'list')} have a time in all. From {bundles[0].name} to "
         f"{bundles[-1].name} all their calls together go from "
         f"{seconds_text(whole[0] / 1e6)} to {seconds_text(whole[1] / 1e6)} "
-        f"({_signed(whole[1] / whole[0] - 1)}); the geometric mean of a call changes "
-        f"by {_signed((ratio or 1.0) - 1)}. These are differences of stored medians: "
+        f"({_percent(whole[1] / whole[0] - 1)}); the geometric mean of a call changes "
+        f"by {_percent((ratio or 1.0) - 1)}. These are differences of stored medians: "
         "`flytune check` says which of them are regressions."
     )
 
 
-def _signed(change: float) -> str:
-    text = percent_text(abs(change))
-    return f"{'+' if change >= 0 else '−'}{text}"
+def _percent(change: float) -> str:
+    return f"{_signed_number(100 * change, 1)} %"

@@ -132,10 +132,9 @@ def _speedups(bundle: ReportedBundle, backend: str) -> Grid:
         tip = f"{where(one)}: {time_text(one.us)}; best of {backend} {best}"
         return Cell(f"{ratio:.2f}", speedup_style(ratio), tip, one.number)
 
-    edges = (1.0, *SPEEDUP_STEPS)
-    legend = [(f"s s{n}", f"{edge:.2f}".rstrip("0")) for n, edge in enumerate(edges)]
-    legend[0] = ("s s0", "1.0")
-    return grid(f"Speed-up over the best of {backend}", bundle, cell, tuple(legend))
+    legend = [("s s0", "no faster")]
+    legend += [(f"s s{n}", f"{e:g}×") for n, e in enumerate(SPEEDUP_STEPS, 1)]
+    return grid(f"Speed-up over {backend}'s best", bundle, cell, tuple(legend))
 
 
 def speedup_style(ratio: float) -> str:
@@ -178,7 +177,9 @@ def grid(
             cell(some[tokens]) if tokens in some else Cell("", "absent", "", None)
             for tokens in columns
         )
-        rows.append(GridRow(first.label, f"{first.sizes} {type_of(first.shape)}", cells))
+        rows.append(
+            GridRow(first.label, f"{first.sizes} {type_of(first.shape)}", cells)
+        )
     return Grid(title, columns, tuple(rows), legend)
 
 
@@ -189,9 +190,7 @@ def where(one: ReportedList) -> str:
 
 def choice_lead(bundle: ReportedBundle) -> str:
     """Return in a sentence or two who won, and what that is worth over ATen."""
-    chosen = [
-        one for one in bundle.lists if one.winner and len(one.tuned.records) > 1
-    ]
+    chosen = [one for one in bundle.lists if one.winner and len(one.tuned.records) > 1]
     if not chosen:
         return "No list has been decided between candidates."
     won = Counter(one.winner.backend for one in chosen if one.winner)

@@ -126,7 +126,8 @@ def page_data(bundle: ReportedBundle, chart: Roofline | None) -> dict[str, Any]:
             for one in bundle.lists
         ],
         "dots": [
-            [dot.x, dot.y, dot.number, dot.place] for dot in (chart.dots if chart else ())
+            [dot.x, dot.y, dot.number, dot.place]
+            for dot in (chart.dots if chart else ())
         ],
     }
 

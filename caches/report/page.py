@@ -19,6 +19,7 @@ from flytune.caches.keyring import read_keyring
 from flytune.caches.report import cost, failures, grids, passes, races, roofline
 from flytune.caches.report.beside import beside
 from flytune.caches.report.bundles import ReportedBundle, read_bundles
+from flytune.caches.report.cost import Cost
 from flytune.caches.report.facts import (
     Judgement,
     LeftOut,
@@ -26,7 +27,12 @@ from flytune.caches.report.facts import (
     judgement,
     left_out,
 )
+from flytune.caches.report.failures import Fate, Reason
+from flytune.caches.report.grids import Grid
 from flytune.caches.report.listing import COLUMNS, ListRow, list_rows, page_data
+from flytune.caches.report.passes import PassChart
+from flytune.caches.report.races import Canary, Noise, Races
+from flytune.caches.report.roofline import Roofline
 from flytune.caches.report.words import (
     counted,
     percent_text,
@@ -38,6 +44,7 @@ from flytune.caches.trust import Signer, signers
 
 if TYPE_CHECKING:
     import jinja2
+    from markupsafe import Markup
 
 _FILES = resources.files("flytune.caches.report")
 _TEMPLATES = ("page.html", "charts.html", "chapter.html", "beside.html")
@@ -52,18 +59,18 @@ class Chapter:
     facts: tuple[tuple[str, str], ...]
     figures: tuple[tuple[str, str, str], ...]
     """A value, what it is, and what it is beside."""
-    passes: passes.PassChart | None
+    passes: PassChart | None
     choice_lead: str
-    winners: grids.Grid
-    speedups: tuple[grids.Grid, ...]
-    roofline: roofline.Roofline | None
-    races: races.Races | None
-    noise: races.Noise | None
-    canary: races.Canary | None
-    fates: tuple[failures.Fate, ...]
-    reasons: tuple[failures.Reason, ...]
+    winners: Grid
+    speedups: tuple[Grid, ...]
+    roofline: Roofline | None
+    races: Races | None
+    noise: Noise | None
+    canary: Canary | None
+    fates: tuple[Fate, ...]
+    reasons: tuple[Reason, ...]
     failures_lead: str
-    cost: cost.Cost | None
+    cost: Cost | None
     left_out: tuple[LeftOut, ...]
     rows: tuple[ListRow, ...]
 
@@ -162,7 +169,7 @@ def _figures(bundle: ReportedBundle) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _script_safe(value: Any) -> "jinja2.runtime.Markup":
+def _script_safe(value: Any) -> "Markup":
     """Return JSON that no text of can end the script element that holds it."""
     from markupsafe import Markup
 

@@ -26,6 +26,8 @@ _FAMILIES = (
     ("head", ("lm_head", "head", "embed")),
 )
 _SHADES = 5
+_PLACES = ("q_", "k_", "v_", "qkv", "kv", "o_", "gate", "up_", "down")
+"""Beginnings of names, in the order in which a layer runs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,14 @@ def _styles(bundle: ReportedBundle) -> dict[str, tuple[str, int]]:
     return {
         label: (family, number % _SHADES)
         for family, labels in members.items()
-        for number, label in enumerate(labels)
+        for number, label in enumerate(sorted(labels, key=_place))
     }
+
+
+def _place(label: str) -> int:
+    name = label.rpartition(".")[2]
+    fits = (n for n, start in enumerate(_PLACES) if name.startswith(start))
+    return next(fits, len(_PLACES))
 
 
 def family_of(module: str) -> str:
@@ -185,7 +193,8 @@ def _lead(bundle: ReportedBundle, counts: list[int]) -> str:
             f"at {counted(tokens, 'token')} {joined(largest)} take "
             f"{percent_text(share)} of {time_text(whole)}"
         )
-    return f"{'; '.join(words)}."[0].upper() + f"{'; '.join(words)}."[1:]
+    lead = "; ".join(words)
+    return f"{lead[0].upper()}{lead[1:]}."
 
 
 def _notes(bundle: ReportedBundle, shown: int, counts: int) -> list[str]:

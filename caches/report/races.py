@@ -44,7 +44,7 @@ class Race:
     beyond: int
     """Candidates off the axis."""
     said: str
-    """How many are tied, in words."""
+    """How many are tied, where that is more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _race(one: ReportedList, y: int, axis: LogAxis) -> Race:
     if len(label) > _LONGEST_LABEL:
         label = f"{label[: _LONGEST_LABEL - 1]}…"
     tied = len(one.tuned.tied)
-    said = f"{tied} tied" if tied > 1 else ""
+    said = str(tied) if tied > 1 else ""
     beyond = len(timed) - len(runners)
     return Race(one.number, y, label, runners, _spread(one, axis), beyond, said)
 
@@ -164,8 +164,7 @@ def noise(bundle: ReportedBundle) -> Noise | None:
             axis.at(low) + 1,
             axis.at(high) - axis.at(low) - 2,
             count,
-            f"{counted(count, 'candidate')} from {percent_text(low)} to "
-            f"{percent_text(high)}",
+            f"{counted(count, 'candidate')} of {100 * low:.2g} to {100 * high:.2g} %",
         )
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
     )
@@ -175,7 +174,7 @@ def noise(bundle: ReportedBundle) -> Noise | None:
         for v, word in ((middle, "median"), (late, "95 %:"))
     )
     ticks = tuple(
-        Tick(axis.at(value), percent_text(value)) for value in (1e-4, 1e-3, 1e-2, 1e-1)
+        Tick(axis.at(value), f"{100 * value:g} %") for value in (1e-4, 1e-3, 1e-2, 1e-1)
     )
     lead = (
         f"Half of {counted(len(values), 'timed candidate')} vary by less than "

@@ -135,7 +135,8 @@ def roofline(bundle: ReportedBundle) -> Roofline | None:
     dots = {one.number: tuple(_dots(one, x, y)) for one in timed}
     won = {
         one.number: next(
-            (dot for dot in dots[one.number] if one.tuned.ranked[dot.place].winner), None
+            (dot for dot in dots[one.number] if one.tuned.ranked[dot.place].winner),
+            None,
         )
         for one in timed
     }
@@ -179,7 +180,7 @@ def _losers(
     dots: Mapping[int, tuple[Dot, ...]],
     won: Mapping[int, Dot | None],
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield each backend's candidates as one path of points, which any number may be."""
+    """Yield each backend's candidates as one path, however many points it has."""
     paths: dict[str, list[str]] = {}
     for one in timed:
         for dot in dots[one.number]:

@@ -126,9 +126,7 @@ def _rows(
     some: random.Random,
 ) -> list[TuningRecord]:
     moved = 2 * (shape.m * shape.k + shape.n * shape.k + shape.m * shape.n)
-    least_us = max(
-        2 * shape.m * shape.n * shape.k / TFLOPS / 1e6, moved / TB_S / 1e6
-    )
+    least_us = max(2 * shape.m * shape.n * shape.k / TFLOPS / 1e6, moved / TB_S / 1e6)
     batch = {"canary_us": 182.0 * some.gauss(1, 0.003), "batch_s": 0.4 + some.random()}
     rows = []
     for place, backend in enumerate(backends):

@@ -39,9 +39,7 @@ class Parsed(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(
-        self, tag: str, attrs: list[tuple[str, str | None]]
-    ) -> None:
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements[tag] += 1
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
@@ -69,7 +67,12 @@ def test_each_question_has_its_section_and_its_chart(whole: str) -> None:
     parsed = Parsed(whole)
     assert {f"b0-{name}" for name in SECTIONS} <= set(parsed.of("id"))
     labels = parsed.of("aria-label")
-    for chart in ("Share of each module", "TFLOP/s of every", "Each list's", "Stages of"):
+    for chart in (
+        "Share of each module",
+        "TFLOP/s of every",
+        "Each list's",
+        "Stages of",
+    ):
         assert any(label.startswith(chart) for label in labels), chart
     cells = [tag for tag, name, _ in parsed.attributes if name == "data-list"]
     # Who won, and the speed-up over each of two backends: 20 lists each.
@@ -128,7 +131,11 @@ def test_a_hostile_bundle_is_text(tmp_path: Path, whole: str) -> None:
         coverage=hostile({"missing": {"w": ["g"]}, "unreached": {"w": 1}})
         | {"missing": {HOSTILE: [HOSTILE]}, "unreached": {HOSTILE: 1}},
         verify={"ok": False, "failures": [HOSTILE]},
-        provenance={"command": [HOSTILE], "commit": HOSTILE, "stages": [[HOSTILE, 5.0]]},
+        provenance={
+            "command": [HOSTILE],
+            "commit": HOSTILE,
+            "stages": [[HOSTILE, 5.0]],
+        },
     )
     twice = page(bundle, bundle)
     parsed = Parsed(twice)
