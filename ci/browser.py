@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,12 +27,17 @@ _FLAGS = (
 _TOLD = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 
 
-def program(folder: Path | None = None) -> Path | None:
-    """Return a Chromium: one in `folder`, else on PATH; None where there is none."""
-    if folder is not None and (folder / "chromium").exists():
-        return folder / "chromium"
+def program() -> Path:
+    """Return a Chromium: on PATH, or where `make` puts it.
+
+    Raises:
+        RuntimeError: it is in neither.
+    """
+    own = Path(sys.prefix) / "chromium" / "chromium"
     found = next(filter(None, map(shutil.which, _PROGRAMS)), None)
-    return found and Path(found)
+    if found is None and not own.exists():
+        raise RuntimeError(f"no Chromium: run ci/chromium.sh {own.parent}")
+    return Path(found) if found else own
 
 
 class Page:
@@ -88,6 +94,12 @@ class Page:
         """Show it for a medium, such as "print", and with media features."""
         named = [{"name": n.replace("_", "-"), "value": v} for n, v in features.items()]
         self.call("Emulation.setEmulatedMedia", media=kind, features=named)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until what has been asked for is drawn, and its events have come."""
+        frames = "requestAnimationFrame(() => requestAnimationFrame(done))"
+        self.run(f"new Promise(done => {frames})")
 
     def run(self, code: str) -> Any:
         """Return the value of an expression; a promise is waited for.

@@ -232,7 +232,7 @@ def _lead(bundles: Sequence[ReportedBundle]) -> str:
         f"{seconds_text(whole[0] / 1e6)} to {seconds_text(whole[1] / 1e6)} "
         f"({_percent(whole[1] / whole[0] - 1)}); the geometric mean of a call changes "
         f"by {_percent((ratio or 1.0) - 1)}. These are differences of stored medians: "
-        "`flytune check` says which of them are regressions."
+        "flytune check says which of them are regressions."
     )
 
 
