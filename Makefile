@@ -8,13 +8,14 @@ INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 REGISTRY := $(VENV)/registry/docker-registry
+CHROMIUM := $(VENV)/chromium/chromium
 MODEL_BUNDLE := build/qwen3-4b
 # Test files that run side by side, each in a worker of its own from first to last test.
 JOBS ?= 2
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-vllm check-mi350 lint types bench bench-all clean
+.PHONY: help setup run test test-all test-gpu test-vllm check-mi350 pictures lint types bench bench-all clean
 .DELETE_ON_ERROR:
 
 help: ## Print this list
@@ -28,10 +29,10 @@ run: $(INSTALLED) ## Build and verify a bundle of a small real model
 	$(BIN)/flytune build --model Qwen3-4B --tokens 1,16 --out $(MODEL_BUNDLE)
 	$(BIN)/flytune verify $(MODEL_BUNDLE) --strict
 
-test: $(INSTALLED) $(REGISTRY) ## Run the tests, all but the slow ones
+test: $(INSTALLED) $(REGISTRY) $(CHROMIUM) ## Run the tests, all but the slow ones
 	$(PYTEST) -m "not slow and not gpu and not vllm"
 
-test-all: $(INSTALLED) $(REGISTRY) ## Run every test that needs no accelerator
+test-all: $(INSTALLED) $(REGISTRY) $(CHROMIUM) ## Run every test that needs no accelerator
 	$(PYTEST) -m "not gpu and not vllm"
 
 test-gpu: $(INSTALLED) ## Run the tests that need an accelerator
@@ -43,6 +44,9 @@ test-vllm: $(VLLM_INSTALLED) ## Run the tests with a real vLLM, in .venv-vllm
 # Not in .venv, which has PyPI's torch: PYTHON names an environment with ROCm's.
 check-mi350: ## Check all of flytune on a real MI350 or MI355X, with ROCm's torch
 	PYTHON=$(PYTHON) ci/mi350.sh
+
+pictures: $(INSTALLED) $(CHROMIUM) ## Take the README's pictures of a report anew
+	$(BIN)/python ci/pictures.py
 
 lint: $(INSTALLED) ## Check style and format
 	$(BIN)/ruff check
@@ -76,6 +80,10 @@ clean: ## Remove all that make has made
 # What the tests push to.
 $(REGISTRY): $(INSTALLED)
 	ci/registry.sh $(@D)
+
+# What the tests open reports with.
+$(CHROMIUM): $(INSTALLED)
+	ci/chromium.sh $(@D)
 
 # Every package is pinned: what vLLM's own requirements name besides is not needed.
 $(VLLM_INSTALLED): pyproject.toml ci/requirements-vllm.txt

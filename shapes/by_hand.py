@@ -15,6 +15,8 @@ from flytune.shapes.quant_schemes import INT_TYPES, SCALINGS
 from flytune.shapes.reach import reach_of
 from flytune.shapes.reach_ways import CUSTOM_OP, PLACES
 
+BY_HAND = "by hand"
+"""The architecture of a list that no model's config stands behind."""
 MAX_FILE_BYTES = 16 * 2**20
 TYPES = (*DTYPES, FP8, "float8_e5m2", "float8_e4m3fnuz", FP4)
 _CLOSED: Mapping[str, tuple[str, ...]] = {
@@ -37,7 +39,7 @@ class HandList:
     shapes: tuple[GemmShape, ...]
     raw: str
     """The file's text."""
-    architecture: str = "by hand"
+    architecture: str = BY_HAND
 
 
 def read_by_hand(

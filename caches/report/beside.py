@@ -21,8 +21,9 @@ from flytune.caches.report.words import (
     geometric_mean,
     seconds_text,
     time_text,
+    tokens_text,
 )
-from flytune.caches.report.work import type_of
+from flytune.caches.report.work import type_name
 
 _MOST_LISTS = 400
 
@@ -131,7 +132,7 @@ def _pass_rows(bundles: Sequence[ReportedBundle]) -> Iterator[BesideRow]:
         ]
         if all(totals):
             values = tuple(_timed(total, totals[0]) for total in totals)
-            yield BesideRow(counted(tokens, "token"), values)
+            yield BesideRow(tokens_text(tokens), values)
 
 
 def _shared(bundles: Sequence[ReportedBundle]) -> list[list[ReportedList]]:
@@ -158,9 +159,11 @@ def _list_rows(bundles: Sequence[ReportedBundle]) -> Iterator[BesideRow]:
         effect = 0.0
         if first and last and first.us and last.us:
             effect = (last.us - first.us) * last.calls
-        name = f"{named.label}, {counted(named.tokens, 'token')}, {named.sizes}"
+        name = f"{named.label}, {tokens_text(named.tokens)}, {named.sizes}"
         values = tuple(_value(one, first) for one in lists)
-        yield BesideRow(f"{name} {type_of(named.shape)}", values, named.number, effect)
+        yield BesideRow(
+            f"{name} {type_name(named.shape)}", values, named.number, effect
+        )
 
 
 def _value(one: ReportedList | None, first: ReportedList | None) -> Value:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.held import experts_per_token, records_of
+from flytune.caches.inspect import words
 from flytune.caches.lists import TunedList, lists_of
 from flytune.caches.manifest import Manifest
 from flytune.caches.records import TuningRecord
@@ -110,6 +111,17 @@ class ReportedBundle:
     @property
     def manifest(self) -> Manifest:
         return self.bundle.manifest
+
+    @property
+    def model(self) -> str:
+        """The name of the model, or of the bundle where it is of none."""
+        return words(self.manifest.model.get("name") or self.name)
+
+    @property
+    def device(self) -> str:
+        """What it is for."""
+        hardware = self.manifest.target["hardware"]
+        return words(hardware.get("product") or hardware.get("kind") or "unknown")
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:

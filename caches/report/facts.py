@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flytune.caches.host import ABSENT
 from flytune.caches.inspect import size_text, words
 from flytune.caches.manifest import Manifest
 from flytune.caches.parts import sizes
@@ -16,6 +17,9 @@ from flytune.caches.trust import Signer
 Level = Literal["good", "warn", "bad"]
 _SHOWN = 12
 """GEMMs that one reason names."""
+_MODEL = ("name", "architecture", "engine", "tp", "ep", "models")
+_DEVICE = ("product", "arch", "compute_units", "memory", "isa", "cores", "threads")
+_POLICY = ("name", "tokens", "threads", "attention", "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,12 @@ def facts(
     """Return what a bundle is, a name and a text each."""
     manifest = bundle.manifest
     return (
-        ("model", words(manifest.model)),
+        ("model", _known(manifest.model, *_MODEL)),
         ("programs", "; ".join(_programs(manifest))),
-        ("device", _device(manifest)),
+        ("device", _known(manifest.target["hardware"], *_DEVICE)),
         ("timed on", manifest.timed_on or _untimed(bundle)),
         ("software", _software(manifest)),
-        ("policy", words(manifest.policy)),
+        ("policy", _known(manifest.policy, *_POLICY)),
         ("packed", f"{manifest.created} by flytune {manifest.flytune}"),
         ("signed by", _signed(signed_by)),
         ("size", _size(manifest)),
@@ -117,11 +121,10 @@ def _programs(manifest: Manifest) -> Iterator[str]:
             yield f"{part_name(part)}, {words(kind)}"
 
 
-def _device(manifest: Manifest) -> str:
-    hardware = manifest.target["hardware"]
-    known = ("product", "arch", "compute_units", "memory", "isa", "cores", "threads")
-    some = {name: hardware[name] for name in known if hardware.get(name) is not None}
-    return words(some or hardware)
+def _known(mapping: Mapping[str, Any], *names: str) -> str:
+    """Return those of a mapping's values that a reader asks for first, in words."""
+    known = {n: mapping[n] for n in names if mapping.get(n) not in (None, ABSENT, {})}
+    return words(known or mapping)
 
 
 def _untimed(bundle: ReportedBundle) -> str:
@@ -131,11 +134,10 @@ def _untimed(bundle: ReportedBundle) -> str:
 
 
 def _software(manifest: Manifest) -> str:
-    software = manifest.target["software"]
-    known = ("torch", "triton", "flydsl", "cuda", "hip", "driver", "python_abi")
-    some = {name: software[name] for name in known if software.get(name) is not None}
+    named = ("torch", "triton", "flydsl", "cuda", "hip", "driver", "python_abi")
+    known = _known(manifest.target["software"], *named)
     stand_in = "; a stand-in, which install refuses"
-    return words(some) + (stand_in if manifest.software == "stand-in" else "")
+    return known + (stand_in if manifest.software == "stand-in" else "")
 
 
 def _signed(signed_by: tuple[Signer, ...]) -> str:

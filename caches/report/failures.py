@@ -8,7 +8,7 @@ from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
 from flytune.caches.report.grids import style_of
-from flytune.caches.report.words import counted, percent_text
+from flytune.caches.report.words import counted, percent_text, tokens_text
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
@@ -96,7 +96,7 @@ def reasons(bundle: ReportedBundle) -> tuple[Reason, ...]:
             *(backend, status, some[0][1].reason or "no reason recorded", len(some)),
             lists=len({one.number for one, _ in some}),
             share=len(some) / most,
-            example=f"{some[0][0].label}, {counted(some[0][0].tokens, 'token')}",
+            example=f"{some[0][0].label}, {tokens_text(some[0][0].tokens)}",
         )
         for (backend, status, _), some in ordered
     )

@@ -14,8 +14,9 @@ from flytune.caches.report.words import (
     percent_text,
     ratio_text,
     time_text,
+    tokens_text,
 )
-from flytune.caches.report.work import type_of
+from flytune.caches.report.work import type_name, type_of
 
 SPEEDUP_STEPS = (1.005, 1.02, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0)
 """Where a speed-up's shade changes."""
@@ -46,6 +47,8 @@ class GridRow:
     detail: str
     """Sizes of the weight, and the type."""
     cells: tuple[Cell, ...]
+    alone: bool
+    """Whether no other row has its label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +174,22 @@ def grid(
     """
     columns = bundle.tokens
     rows = []
-    for some in layers(bundle).values():
+    found = layers(bundle).values()
+    labels = Counter(next(iter(some.values())).label for some in found)
+    for some in found:
         first = next(iter(some.values()))
         cells = tuple(
             cell(some[tokens]) if tokens in some else Cell("", "absent", "", None)
             for tokens in columns
         )
-        rows.append(
-            GridRow(first.label, f"{first.sizes} {type_of(first.shape)}", cells)
-        )
+        detail = f"{first.sizes} {type_name(first.shape)}"
+        rows.append(GridRow(first.label, detail, cells, labels[first.label] == 1))
     return Grid(title, columns, tuple(rows), legend)
 
 
 def where(one: ReportedList) -> str:
     """Return a list's module and tokens in words."""
-    return f"{one.label}, {counted(one.tokens, 'token')}"
+    return f"{one.label}, {tokens_text(one.tokens)}"
 
 
 def choice_lead(bundle: ReportedBundle) -> str:

@@ -20,7 +20,7 @@ from flytune.caches.report.words import (
     seconds_text,
     time_text,
 )
-from flytune.caches.report.work import moved_bytes, type_of
+from flytune.caches.report.work import moved_bytes, type_name, type_of
 
 _MOST_CANDIDATES = 200
 """Of one list, in the page."""
@@ -93,7 +93,7 @@ def _cells(
     rate = moved / one.us / 1e6 if moved and one.us else None
     yield Entry(str(one.tokens), one.tokens)
     yield Entry(one.sizes, one.shape.n * one.shape.k)
-    yield Entry(type_of(one.shape))
+    yield Entry(type_name(one.shape))
     yield Entry(str(one.calls), one.calls)
     style = f"tag b-{style_of(winner.backend)}" if winner else ""
     yield Entry(winner.backend if winner else "undecided", style=style)

@@ -39,6 +39,7 @@ from flytune.caches.report.words import (
     ratio_text,
     seconds_text,
     time_text,
+    tokens_text,
 )
 from flytune.caches.trust import Signer, signers
 
@@ -155,14 +156,14 @@ def _figures(bundle: ReportedBundle) -> list[tuple[str, str, str]]:
     for tokens in dict.fromkeys(timed[:1] + timed[-1:]):
         us, aten = (passes.pass_us(bundle, tokens, name) for name in ("", "aten"))
         beside_it = f"{ratio_text(aten / us)} as fast as ATen" if us and aten else ""
-        what = f"GEMMs of a pass, {counted(tokens, 'token')}"
+        what = f"GEMMs of a pass, {tokens_text(tokens)}"
         figures.append((time_text(us), what, beside_it))
     decided = sum(bool(o.us) and len(o.tuned.records) > 1 for o in bundle.lists)
     of = f"of {counted(len(bundle.lists), 'list')}"
     figures.append((str(decided), "lists decided by times", of))
     every = failures.fates(bundle)
     candidates, failed = sum(f.candidates for f in every), sum(f.failed for f in every)
-    share = percent_text(failed / candidates) if candidates else "none"
+    share = percent_text(failed / candidates) if failed else "none"
     figures.append((f"{candidates:,}", "candidates", f"{share} failed"))
     if device := cost.device_s(bundle):
         figures.append((seconds_text(device), "of the device", "to check and time"))

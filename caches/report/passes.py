@@ -11,7 +11,9 @@ from flytune.caches.report.words import (
     percent_text,
     ratio_text,
     time_text,
+    tokens_text,
 )
+from flytune.shapes.by_hand import BY_HAND
 
 LEFT, RIGHT, WIDTH = 64, 790, 960
 """Pixels: where bars begin and end, and the whole chart's width."""
@@ -190,7 +192,7 @@ def _lead(bundle: ReportedBundle, counts: list[int]) -> str:
         largest = sorted(parts, key=lambda name: -parts[name])[:2]
         share = sum(parts[name] for name in largest) / whole
         words.append(
-            f"at {counted(tokens, 'token')} {joined(largest)} take "
+            f"at {tokens_text(tokens)} {joined(largest)} take "
             f"{percent_text(share)} of {time_text(whole)}"
         )
     lead = "; ".join(words)
@@ -214,6 +216,8 @@ def _notes(bundle: ReportedBundle, shown: int, counts: int) -> list[str]:
             "A list that several modules share counts for each of them as often as "
             "for the first."
         )
+    if bundle.manifest.model.get("architecture") == BY_HAND:
+        notes.append("Its GEMMs were listed by hand: a pass here is what was listed.")
     if len(bundle.manifest.program.get("parts") or ()) > 1:
         notes.append("The bundle was merged: a pass here is all of its programs'.")
     return notes

@@ -10,7 +10,13 @@ from flytune.caches.records import TuningRecord
 from flytune.caches.report.axes import LinearAxis, LogAxis, Tick
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
 from flytune.caches.report.grids import style_of
-from flytune.caches.report.words import counted, percent_text, ratio_text, time_text
+from flytune.caches.report.words import (
+    counted,
+    percent_text,
+    ratio_text,
+    time_text,
+    tokens_text,
+)
 from flytune.caches.ties import TIE_BAND
 
 LEFT, RIGHT, WIDTH = 250, 830, 960
@@ -57,8 +63,8 @@ class Races:
     band: tuple[float, float]
     """Pixels within which candidates are tied however sure the difference."""
     lead: str
-    of: int
-    """Lists with at least two times."""
+    shown: str
+    """Which lists, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +105,28 @@ def races(bundle: ReportedBundle) -> Races | None:
     ticks = tuple(
         Tick(axis.at(value), ratio_text(value)) for value in (1, 1.1, 1.2, 1.5, 2)
     )
+    band = (axis.at(1.0), axis.at(1.0 + TIE_BAND))
+    height = TOP + ROW * len(rows) + 8
+    return Races(rows, height, ticks, band, _races_lead(raced), _shown(rows, raced))
+
+
+def _races_lead(raced: Sequence[ReportedList]) -> str:
+    if not any(noise_of(r) is not None for one in raced for r in one.tuned.timed()):
+        return "Each time is one number: how sure it is cannot be told."
     tied = sum(len(one.tuned.tied) > 1 for one in raced)
-    lead = (
-        f"In {counted(tied, 'list')} of {len(raced)} more than one candidate is tied "
+    if not tied:
+        return f"In none of {counted(len(raced), 'list')} is one tied with the fastest."
+    return (
+        f"In {tied} of {counted(len(raced), 'list')} more than one candidate is tied "
         "with the fastest: there the fixed order decides, and another build may see "
         "another one ahead."
     )
-    band = (axis.at(1.0), axis.at(1.0 + TIE_BAND))
-    return Races(rows, TOP + ROW * len(rows) + 8, ticks, band, lead, len(raced))
+
+
+def _shown(rows: Sequence[Race], raced: Sequence[ReportedList]) -> str:
+    if len(rows) == len(raced):
+        return f"all {counted(len(raced), 'list')} with two times or more"
+    return f"the {len(rows)} of {counted(len(raced), 'list')} that take the most time"
 
 
 def _race(one: ReportedList, y: int, axis: LogAxis) -> Race:
@@ -118,7 +138,7 @@ def _race(one: ReportedList, y: int, axis: LogAxis) -> Race:
         for place, (record, ratio) in enumerate(zip(timed, ratios, strict=True))
         if ratio <= SLOWEST
     )
-    label = f"{one.label}, {counted(one.tokens, 'token')}"
+    label = f"{one.label}, {tokens_text(one.tokens)}"
     if len(label) > _LONGEST_LABEL:
         label = f"{label[: _LONGEST_LABEL - 1]}…"
     tied = len(one.tuned.tied)

@@ -246,9 +246,8 @@ def _lead(timed: Iterable[ReportedList], roof: Roof) -> str:
 
 def _notes(roof: Roof) -> Iterator[str]:
     yield (
-        "Bytes are those of both operands and the result, each once. The weight came "
-        "from memory and the activation from cache, so that a dot may lie above the "
-        "slope."
+        "Bytes are those of both operands and the result, each once. Where the "
+        "activation came from cache, as in serving, a dot may lie above the slope."
     )
     unmeasured = not roof.memory.measured or not all(
         ceiling.measured for ceiling in roof.compute.values()

@@ -62,6 +62,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def tokens_text(tokens: int) -> str:
+    """Return a token count in words; the number is as `--tokens` takes it."""
+    return f"{tokens} token{'' if tokens == 1 else 's'}"
+
+
 def joined(words: Iterable[str]) -> str:
     """Return words as English joins them: "a, b and c"."""
     *most, last = list(words) or [""]

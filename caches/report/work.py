@@ -46,6 +46,15 @@ def tflops(shape: GemmShape, us: float) -> float:
     return operations(shape) / us / 1e6
 
 
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def type_name(shape: GemmShape) -> str:
+    """Return `type_of` as charts write it."""
+    kind = type_of(shape)
+    return "fp8" if kind.startswith("float8") else _SHORT.get(kind, kind)
+
+
 def type_of(shape: GemmShape) -> str:
     """Return what the multipliers work on: the scheme of scaling, else A's type."""
     return shape.scaling or shape.a_dtype

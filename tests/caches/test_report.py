@@ -287,7 +287,7 @@ def test_the_table_of_lists_and_their_candidates(small: ReportedBundle) -> None:
     up, _ = list_rows(small)
     texts = [cell.text for cell in up.cells]
     assert texts[:8] == [
-        *("16", "4096 × 1024", "bfloat16", "64", "triton", "10.0 µs", "1.0 %", "2.00×"),
+        *("16", "4096 × 1024", "bf16", "64", "triton", "10.0 µs", "1.0 %", "2.00×"),
     ]
     lists = page_data(small, roofline(small))["lists"]
     assert [row[0] for row in lists[0]["rows"]] == [
