@@ -139,9 +139,9 @@ class ReportedBundle:
         return any(one.us for one in self.lists)
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether it is for a CPU."""
-        return self.manifest.target["hardware"].get("kind") == "cpu"
+    def decided(self) -> bool:
+        """Whether any list has a winner."""
+        return any(one.winner for one in self.lists)
 
 
 def in_order(backends: Iterable[str]) -> tuple[str, ...]:

@@ -212,8 +212,10 @@ def _worth(chosen: Sequence[ReportedList]) -> str:
     gained = sum(ratio >= SPEEDUP_STEPS[1] for ratio, _ in pairs)
     words = (
         f"Over ATen alone that is {ratio_text(mean)} as fast in the geometric mean; "
-        f"{percent_text(gained / len(pairs))} of the lists gain 2 % or more"
     )
-    if most >= SPEEDUP_STEPS[1]:
-        words += f", {where(best)} the most: {ratio_text(most)}"
-    return f"{words}."
+    if not gained:
+        return f"{words}no list gains 2 %."
+    return (
+        f"{words}{percent_text(gained / len(pairs))} of the lists gain 2 % or more, "
+        f"{where(best)} the most: {ratio_text(most)}."
+    )

@@ -8,7 +8,7 @@ from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
 from flytune.caches.report.failures import is_failure
-from flytune.caches.report.grids import style_of
+from flytune.caches.report.grids import style_of, where
 from flytune.caches.report.passes import pass_us
 from flytune.caches.report.races import noise_of
 from flytune.caches.report.roofline import Roof, Roofline, roof_of
@@ -118,7 +118,7 @@ def page_data(bundle: ReportedBundle, chart: Roofline | None) -> dict[str, Any]:
     return {
         "lists": [
             {
-                "name": f"{one.label}, {one.tokens} tokens: {one.shape}",
+                "name": f"{where(one)}: {one.shape}",
                 "about": _about(one),
                 "rows": [_row(one, r) for r in one.tuned.ranked[:_MOST_CANDIDATES]],
                 "more": max(0, len(one.tuned.records) - _MOST_CANDIDATES),
@@ -140,7 +140,7 @@ def _about(one: ReportedList) -> str:
         f"{', '.join(one.modules)}; {one.calls} calls in a forward pass",
         f"{type_of(shape)}, {shape.layout}{', with a bias' if shape.bias else ''}",
         f"Inductor asks for {first.inductor_op}" if first.inductor_op else "",
-        f"timed by: {method}" if method else "",
+        f"Timed with {method}" if method else "",
         f"{seconds_text(first.batch_s)} on the device" if first.batch_s else "",
     ]
     return ". ".join(filter(None, words)) + "."

@@ -202,7 +202,7 @@ def _lead(bundle: ReportedBundle, counts: list[int]) -> str:
 def _notes(bundle: ReportedBundle, shown: int, counts: int) -> list[str]:
     notes = [
         "Medians of the winners, each times its calls in a forward pass of the whole "
-        "model; the GEMMs alone, without attention and what is between them."
+        "model; the GEMMs alone, without what is between them."
     ]
     if untimed := [one for one in bundle.lists if not one.us]:
         notes.append(

@@ -115,7 +115,10 @@ def _races_lead(raced: Sequence[ReportedList]) -> str:
         return "Each time is one number: how sure it is cannot be told."
     tied = sum(len(one.tuned.tied) > 1 for one in raced)
     if not tied:
-        return f"In none of {counted(len(raced), 'list')} is one tied with the fastest."
+        return (
+            f"In none of {counted(len(raced), 'list')} is another candidate tied with "
+            "the fastest."
+        )
     return (
         f"In {tied} of {counted(len(raced), 'list')} more than one candidate is tied "
         "with the fastest: there the fixed order decides, and another build may see "

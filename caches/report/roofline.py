@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flytune.caches.report.axes import LogAxis, Tick
 from flytune.caches.report.bundles import ReportedBundle, ReportedList, stated
 from flytune.caches.report.grids import style_of
-from flytune.caches.report.words import number_text, percent_text
+from flytune.caches.report.words import percent_text, rate_text
 from flytune.caches.report.work import moved_bytes, tflops, type_of
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 64, 836, 20, 400, 960, 446
@@ -85,6 +85,8 @@ class Roofline:
     lines: tuple[Line, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
+    unit: str
+    """Of the axis that goes up."""
     key: tuple[tuple[str, str, str], ...]
     """Class, name and candidates of each backend."""
     lead: str
@@ -150,11 +152,19 @@ def roofline(bundle: ReportedBundle) -> Roofline | None:
         tuple(dot for some in dots.values() for dot in some),
         tuple(_lines(roof, x, y)),
         tuple(x.ticks()),
-        tuple(y.ticks()),
+        *_rates(y),
         tuple(_key(bundle, timed)),
         _lead(timed, roof),
         tuple(_notes(roof)),
     )
+
+
+def _rates(y: LogAxis) -> tuple[tuple[Tick, ...], str]:
+    """Return the ticks of the axis that goes up, and the unit that fits them."""
+    if y.high >= 2:
+        return tuple(y.ticks()), "TFLOP/s"
+    giga = LogAxis(1e3 * y.low, 1e3 * y.high, y.start, y.end)
+    return tuple(giga.ticks()), "GFLOP/s"
 
 
 def _times(one: ReportedList) -> Iterator[float | None]:
@@ -209,12 +219,12 @@ def _lines(roof: Roof, x: LogAxis, y: LogAxis) -> Iterator[Line]:
         # Along the line, where it is in the chart.
         angle = math.degrees(math.atan2(ends[3] - ends[1], ends[2] - ends[0]))
         middle = math.sqrt(left * right)
-        words = f"{number_text(memory)} TB/s{_how(roof.memory, 'a copy')}"
+        words = f"{rate_text(memory, 'B/s')}{_how(roof.memory, 'a copy')}"
         place = (x.at(middle), y.at(memory * middle) - 7)
         yield Line(*ends, words, *place, round(angle, 1), roof.memory.measured)
     for kind, ceiling in sorted(roof.compute.items()):
         knee = max(x.low, min(x.high, ceiling.value / memory))
-        words = f"{number_text(ceiling.value)} TFLOP/s {kind}"
+        words = f"{rate_text(ceiling.value, 'FLOP/s')} {kind}"
         height = y.at(ceiling.value)
         said = words + _how(ceiling, "a large GEMM")
         yield Line(

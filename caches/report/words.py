@@ -52,6 +52,13 @@ def percent_text(share: float | None) -> str:
     return f"{percent:.{digits}f} %"
 
 
+def rate_text(tera: float, unit: str) -> str:
+    """Return a rate given in 10^12 of a unit, such as "B/s", a small one in 10^9."""
+    if tera < 1:
+        return f"{_three(1e3 * tera)} G{unit}"
+    return f"{_three(tera)} T{unit}"
+
+
 def number_text(value: float | None) -> str:
     """Return a number with three digits that count, and no unit."""
     return NONE if value is None else _three(value)

@@ -164,7 +164,7 @@ def test_a_list_opens_with_its_candidates_in_order(opened: Page) -> None:
     rows = texts(opened, "#list-rows tr")
     assert len(rows) == 10
     assert "won" in rows[0]
-    assert texts(opened, "#list-name")[0].startswith("q_proj +1, 1 tokens: mm (1, ")
+    assert texts(opened, "#list-name")[0].startswith("q_proj +1, 1 token: mm (1, ")
     opened.run("document.querySelector('#list form button').click()")
     assert not opened.run("document.getElementById('list').open")
 
@@ -178,7 +178,7 @@ def test_what_lies_under_the_pointer_is_named(opened: Page) -> None:
     )
     opened.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
     (tip,) = texts(opened, "#tip:not([hidden])")
-    assert "q_proj +1, 1 tokens: mm (1, 4096, 4096): " in tip
+    assert "q_proj +1, 1 token: mm (1, 4096, 4096): " in tip
     assert "µs" in tip
 
 

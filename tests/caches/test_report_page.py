@@ -69,7 +69,7 @@ def test_each_question_has_its_section_and_its_chart(whole: str) -> None:
     labels = parsed.of("aria-label")
     for chart in (
         "Share of each module",
-        "TFLOP/s of every",
+        "Rate of every",
         "Each list's",
         "Stages of",
     ):
