@@ -18,7 +18,7 @@ from flytune.shapes.by_hand import BY_HAND
 LEFT, RIGHT, WIDTH = 64, 790, 960
 """Pixels: where bars begin and end, and the whole chart's width."""
 ROW, BAR, TOP = 30, 22, 26
-_MOST_ROWS = 32
+_MOST_ROWS = 40
 _CHARACTER = 6.4
 """Pixels of a character of a label, about."""
 _FAMILIES = (

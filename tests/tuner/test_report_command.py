@@ -1,16 +1,12 @@
 """`flytune report`, as it is typed."""
 
-import sys
 from pathlib import Path
 
 import pytest
+import reported
 from click.testing import CliRunner, Result
 
 from flytune.tuner.cli import main
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "caches"))
-
-import reported
 
 
 @pytest.fixture(scope="module")

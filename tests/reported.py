@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bundles import manifest
-
+from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.records import RECORDS_NAME, Status, TuningRecord, write_records
 from flytune.caches.ties import spread
@@ -80,6 +79,12 @@ def bundle(
             }
         )
     whole: dict[str, Any] = {
+        "created": "2026-01-02T03:04:05Z",
+        "flytune": "0.1.0",
+        "software": "serving",
+        "program": {"kind": "model"},
+        "inductor_config": {},
+        "bake": {"passes": [{}, {}], "settled": True, "remaining": {}},
         "model": {"name": "Llama-3.1-8B", "tp": 1, "engine": "transformers"},
         "policy": {"name": "max-autotune-no-cudagraphs", "tokens": list(tokens)},
         "timed_on": "NVIDIA H200",
@@ -109,7 +114,7 @@ def bundle(
     staged = folder / f"staged-{name}"
     staged.mkdir(parents=True)
     write_records(records, staged / RECORDS_NAME)
-    return pack(staged, manifest(**(whole | changes)), folder / name)
+    return pack(staged, Manifest(**(whole | changes)), folder / name)
 
 
 def _with_words(record: TuningRecord, words: str) -> TuningRecord:
