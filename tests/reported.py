@@ -48,6 +48,7 @@ def bundle(
     tokens: Sequence[int] = (1, 16, 64, 256),
     seed: int = 1,
     triton: float = 1.0,
+    unsteady: float = 0.003,
     backends: Sequence[str] = ("aten", *["triton"] * 9),
     module: str = "model.layers.*",
     words: str = "",
@@ -57,6 +58,7 @@ def bundle(
 
     Args:
         triton: what every time of Triton's is multiplied by.
+        unsteady: the deviation of the canary, over its time.
         backends: whose each candidate of a list is.
         module: what the names of the layers' modules begin with.
         words: what the texts of each candidate end with.
@@ -66,7 +68,8 @@ def bundle(
     records: list[TuningRecord] = []
     winners = []
     for number, (shape, modules) in enumerate(shapes(tokens, module)):
-        rows = _rows(shape, number, backends, triton, some)
+        canary_us = 182.0 * abs(some.gauss(1, unsteady))
+        rows = _rows(shape, number, backends, triton, canary_us, some)
         records += [_with_words(row, words) for row in rows]
         won = next(row for row in rows if row.winner)
         winners.append(
@@ -128,11 +131,12 @@ def _rows(
     number: int,
     backends: Sequence[str],
     triton: float,
+    canary_us: float,
     some: random.Random,
 ) -> list[TuningRecord]:
     moved = 2 * (shape.m * shape.k + shape.n * shape.k + shape.m * shape.n)
     least_us = max(2 * shape.m * shape.n * shape.k / TFLOPS / 1e6, moved / TB_S / 1e6)
-    batch = {"canary_us": 182.0 * some.gauss(1, 0.003), "batch_s": 0.4 + some.random()}
+    batch = {"canary_us": canary_us, "batch_s": 0.4 + some.random()}
     rows = []
     for place, backend in enumerate(backends):
         factor = 1.12 if backend == "aten" else 1.04 + some.expovariate(2.5)

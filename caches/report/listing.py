@@ -7,11 +7,12 @@ from typing import Any
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
+from flytune.caches.report.ceilings import Roof, roof_of
 from flytune.caches.report.failures import is_failure
 from flytune.caches.report.grids import style_of, where
 from flytune.caches.report.passes import pass_us
 from flytune.caches.report.races import noise_of
-from flytune.caches.report.roofline import Roof, Roofline, roof_of
+from flytune.caches.report.roofline import Roofline
 from flytune.caches.report.words import (
     NONE,
     number_text,
@@ -46,7 +47,7 @@ class ListRow:
     cells: tuple[Entry, ...]
 
 
-COLUMNS = (
+_COLUMNS = (
     ("tokens", "tokens of a forward pass"),
     ("weight", "outputs × inputs"),
     ("type", "what the multipliers work on"),
@@ -58,30 +59,45 @@ COLUMNS = (
     ("tied", "candidates that cannot be told from the fastest"),
     ("cand.", "candidates in the list"),
     ("failed", "of them"),
-    ("TFLOP/s", "achieved"),
-    ("TB/s", "achieved, operands and result counted once"),
+    ("FLOP/s", "achieved"),
+    ("B/s", "achieved, operands and result counted once"),
     ("of roof", "of what the device could reach at most"),
     ("of pass", "share of the GEMM time of its token count"),
 )
+
+
+def columns(bundle: ReportedBundle) -> tuple[tuple[str, str], ...]:
+    """Return the columns after the first: a name, and what it means."""
+    scale = "T" if _tera(bundle) else "G"
+    return tuple(
+        (f"{scale}{name}" if name in ("FLOP/s", "B/s") else name, what)
+        for name, what in _COLUMNS
+    )
+
+
+def _tera(bundle: ReportedBundle) -> bool:
+    """Whether rates are told in 10^12 a second; those of most CPUs are too low."""
+    return max((one.achieved or 0.0 for one in bundle.lists), default=0.0) >= 1
 
 
 def list_rows(bundle: ReportedBundle) -> tuple[ListRow, ...]:
     """Return a row a list, in the order of the bundle."""
     roof = roof_of(bundle)
     passes = {tokens: pass_us(bundle, tokens) for tokens in bundle.tokens}
+    scale = 1.0 if _tera(bundle) else 1e3
     return tuple(
         ListRow(
             one.number,
             one.label,
             ", ".join(one.modules),
-            tuple(_cells(one, roof, passes[one.tokens])),
+            tuple(_cells(one, roof, passes[one.tokens], scale)),
         )
         for one in bundle.lists
     )
 
 
 def _cells(
-    one: ReportedList, roof: Roof | None, whole: float | None
+    one: ReportedList, roof: Roof | None, whole: float | None, scale: float
 ) -> Iterator[Entry]:
     winner, aten = one.winner, one.speedup("aten")
     failed = sum(is_failure(record) for record in one.tuned.records)
@@ -90,7 +106,8 @@ def _cells(
     spread = noise_of(winner) if winner else None
     reached = roof.share(one) if roof else None
     share = one.pass_us / whole if one.pass_us and whole else None
-    rate = moved / one.us / 1e6 if moved and one.us else None
+    done = one.achieved * scale if one.achieved else None
+    rate = moved / one.us / 1e6 * scale if moved and one.us else None
     yield Entry(str(one.tokens), one.tokens)
     yield Entry(one.sizes, one.shape.n * one.shape.k)
     yield Entry(type_name(one.shape))
@@ -103,7 +120,7 @@ def _cells(
     yield Entry(str(tied) if tied > 1 else NONE, tied)
     yield Entry(str(len(one.tuned.records)), len(one.tuned.records))
     yield Entry(str(failed) if failed else NONE, failed)
-    yield Entry(number_text(one.achieved), one.achieved)
+    yield Entry(number_text(done), done)
     yield Entry(number_text(rate), rate)
     yield Entry(percent_text(reached), reached)
     yield Entry(percent_text(share), share)

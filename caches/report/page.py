@@ -29,7 +29,7 @@ from flytune.caches.report.facts import (
 )
 from flytune.caches.report.failures import Fate, Reason
 from flytune.caches.report.grids import Grid
-from flytune.caches.report.listing import COLUMNS, ListRow, list_rows, page_data
+from flytune.caches.report.listing import ListRow, columns, list_rows, page_data
 from flytune.caches.report.passes import PassChart
 from flytune.caches.report.races import Canary, Noise, Races
 from flytune.caches.report.roofline import Roofline
@@ -73,6 +73,7 @@ class Chapter:
     failures_lead: str
     cost: Cost | None
     left_out: tuple[LeftOut, ...]
+    columns: tuple[tuple[str, str], ...]
     rows: tuple[ListRow, ...]
 
 
@@ -97,7 +98,6 @@ def page_of(bundles: Sequence[Bundle]) -> str:
     return environment.get_template("page.html").render(
         chapters=chapters,
         beside=beside(reported),
-        columns=COLUMNS,
         data=_script_safe(data),
         style=Markup(style),
         script=Markup(script),
@@ -145,6 +145,7 @@ def _chapter(bundle: ReportedBundle, signed_by: tuple[Signer, ...]) -> Chapter:
         failures.failures_lead(bundle),
         cost.cost(bundle),
         left_out(bundle.manifest),
+        columns(bundle),
         list_rows(bundle),
     )
 

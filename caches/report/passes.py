@@ -189,11 +189,13 @@ def _lead(bundle: ReportedBundle, counts: list[int]) -> str:
     for tokens in dict.fromkeys((counts[0], counts[-1])):
         parts = shares(bundle, tokens)
         whole = sum(parts.values())
-        largest = sorted(parts, key=lambda name: -parts[name])[:2]
-        share = sum(parts[name] for name in largest) / whole
+        ordered = sorted(parts, key=lambda name: -parts[name])
+        largest = ordered[: 2 if len(parts) > 3 else 1]
+        share = percent_text(sum(parts[name] for name in largest) / whole)
+        verb = "take" if len(largest) > 1 else "takes"
         words.append(
-            f"at {tokens_text(tokens)} {joined(largest)} take "
-            f"{percent_text(share)} of {time_text(whole)}"
+            f"at {tokens_text(tokens)} {joined(largest)} {verb} {share} of "
+            f"{time_text(whole)}"
         )
     lead = "; ".join(words)
     return f"{lead[0].upper()}{lead[1:]}."

@@ -214,27 +214,25 @@ def canary(bundle: ReportedBundle) -> Canary | None:
         return None
     middle = statistics.median(us for _, us in seen)
     moves = [us / middle - 1 for _, us in seen]
-    reach = max(0.015, *(abs(move) * 1.1 for move in moves))
+    # In percent, and never so near that a hundredth looks much.
+    low, high = min(-1.5, 110 * min(moves)), max(1.5, 110 * max(moves))
     last = max(at for at, _ in seen)
-    x, y = LinearAxis(0.0, last / 60, 52, 440), LinearAxis(-reach, reach, 150, 14)
+    x, y = LinearAxis(0.0, last / 60, 52, 440), LinearAxis(low, high, 150, 14)
     points = tuple(
         (
             x.at(at / 60),
-            y.at(move),
+            y.at(100 * move),
             f"{time_text(us)}, {100 * move:+.2f} % after {at / 60:.1f} min",
         )
         for (at, us), move in zip(seen, moves, strict=True)
     )
-    ticks = tuple(
-        Tick(y.at(value), f"{100 * value:+.1f} %" if value else "0")
-        for value in (-0.01, 0.0, 0.01)
-    )
+    ticks = tuple(Tick(tick.at, f"{tick.text} %") for tick in y.ticks(4))
     calm = sum(abs(move) <= 0.01 for move in moves)
     lead = (
         f"The canary, a GEMM that is always the same, took {time_text(middle)}; in "
         f"{calm} of {counted(len(seen), 'batch', 'batches')} within 1 % of that."
     )
-    band = (y.at(0.01), y.at(-0.01))
+    band = (y.at(1.0), y.at(-1.0))
     return Canary(points, ticks, tuple(x.ticks(5)), band, lead)
 
 

@@ -1,49 +1,20 @@
 """Every candidate against what the device reaches at most."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flytune.caches.report.axes import LogAxis, Tick
-from flytune.caches.report.bundles import ReportedBundle, ReportedList, stated
+from flytune.caches.report.bundles import ReportedBundle, ReportedList
+from flytune.caches.report.ceilings import Ceiling, Roof, roof_of
 from flytune.caches.report.grids import style_of
 from flytune.caches.report.words import percent_text, rate_text
-from flytune.caches.report.work import moved_bytes, tflops, type_of
+from flytune.caches.report.work import short_type, tflops
 
-LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 64, 836, 20, 400, 960, 446
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """What the device reaches at most of one thing."""
-
-    value: float
-    """TFLOP/s, or TB/s."""
-    measured: bool
-    """Whether the build measured it; else it is the best of all candidates."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roof:
-    """The ceilings of a device."""
-
-    memory: Ceiling
-    """TB/s."""
-    compute: Mapping[str, Ceiling]
-    """TFLOP/s by type."""
-
-    def limit(self, one: ReportedList) -> float | None:
-        """Return the TFLOP/s that a list could reach."""
-        ceiling = self.compute.get(type_of(one.shape))
-        if one.intensity is None or ceiling is None:
-            return None
-        return min(ceiling.value, self.memory.value * one.intensity)
-
-    def share(self, one: ReportedList) -> float | None:
-        """Return the part of its limit that a list's winner reaches."""
-        limit = self.limit(one)
-        return one.achieved / limit if one.achieved and limit else None
+LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 64, 820, 20, 400, 960, 446
+_TEXTS = 34
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +31,17 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A ceiling as it is drawn."""
+    """A ceiling as it is drawn, and what is said at its end or along it."""
 
     x: float
     y: float
     x2: float
     y2: float
-    text: str
+    texts: tuple[str, ...]
     text_x: float
     text_y: float
     angle: float
+    """Degrees; 0 of what lies flat, whose texts stand beside it."""
     measured: bool
 
 
@@ -91,35 +63,6 @@ class Roofline:
     """Class, name and candidates of each backend."""
     lead: str
     notes: tuple[str, ...]
-
-
-def roof_of(bundle: ReportedBundle) -> Roof | None:
-    """Return the ceilings of a bundle's device; None where no candidate has a time."""
-    best_memory, best = 0.0, dict[str, float]()
-    for one in bundle.lists:
-        moved, kind = moved_bytes(one.shape), type_of(one.shape)
-        for us in list(one.best_us.values())[:1]:
-            best[kind] = max(best.get(kind, 0.0), tflops(one.shape, us))
-            best_memory = max(best_memory, (moved or 0.0) / us / 1e6)
-    if not best_memory:
-        return None
-    ceilings = stated(bundle.manifest.provenance.get("ceilings"), dict)
-    rates = stated(ceilings.get("gemm_tflops"), dict)
-    copy = _positive(ceilings.get("copy_gb_s"))
-    return Roof(
-        Ceiling(copy / 1e3, True) if copy else Ceiling(best_memory, False),
-        {
-            kind: Ceiling(rate, True)
-            if (rate := _positive(rates.get(kind)))
-            else Ceiling(value, False)
-            for kind, value in best.items()
-        },
-    )
-
-
-def _positive(value: object) -> float | None:
-    number = isinstance(value, int | float) and 0 < value < float("inf")
-    return float(value) if number and isinstance(value, int | float) else None
 
 
 def roofline(bundle: ReportedBundle) -> Roofline | None:
@@ -150,7 +93,7 @@ def roofline(bundle: ReportedBundle) -> Roofline | None:
             if one.winner and (dot := won[one.number])
         ),
         tuple(dot for some in dots.values() for dot in some),
-        tuple(_lines(roof, x, y)),
+        tuple(_lines(roof, timed, x, y)),
         tuple(x.ticks()),
         *_rates(y),
         tuple(_key(bundle, timed)),
@@ -210,31 +153,39 @@ def _key(
             yield style_of(backend), backend, f"{some[backend]:,} timed"
 
 
-def _lines(roof: Roof, x: LogAxis, y: LogAxis) -> Iterator[Line]:
+def _lines(
+    roof: Roof, timed: Iterable[ReportedList], x: LogAxis, y: LogAxis
+) -> Iterator[Line]:
     memory = roof.memory.value
     top = max(ceiling.value for ceiling in roof.compute.values())
     left, right = max(x.low, y.low / memory), min(x.high, top / memory)
     if left < right:
         ends = (x.at(left), y.at(memory * left), x.at(right), y.at(memory * right))
-        # Along the line, where it is in the chart.
         angle = math.degrees(math.atan2(ends[3] - ends[1], ends[2] - ends[0]))
-        middle = math.sqrt(left * right)
-        words = f"{rate_text(memory, 'B/s')}{_how(roof.memory, 'a copy')}"
+        # Where the lists leave most room.
+        stops = {one.intensity or left for one in timed}
+        between = sorted({left, right, *(s for s in stops if left < s < right)})
+        low, high = max(itertools.pairwise(between), key=lambda gap: gap[1] / gap[0])
+        middle = math.sqrt(low * high)
+        words = f"{rate_text(memory, 'B/s')}, {_how(roof.memory, 'a copy')}"
         place = (x.at(middle), y.at(memory * middle) - 7)
-        yield Line(*ends, words, *place, round(angle, 1), roof.memory.measured)
-    for kind, ceiling in sorted(roof.compute.items()):
+        yield Line(*ends, (words,), *place, round(angle, 1), roof.memory.measured)
+    lowest = -math.inf
+    for kind, ceiling in sorted(roof.compute.items(), key=lambda item: -item[1].value):
         knee = max(x.low, min(x.high, ceiling.value / memory))
-        words = f"{rate_text(ceiling.value, 'FLOP/s')} {kind}"
         height = y.at(ceiling.value)
-        said = words + _how(ceiling, "a large GEMM")
-        yield Line(
-            *(x.at(knee), height, RIGHT, height, said, RIGHT, height - 7, 0.0),
-            ceiling.measured,
+        # Below the one above it, whose two lines of text take so much.
+        lowest = max(height, lowest + _TEXTS)
+        texts = (
+            rate_text(ceiling.value, "FLOP/s"),
+            f"{short_type(kind)}, {_how(ceiling, 'a large GEMM')}",
         )
+        flat = (x.at(knee), height, RIGHT, height)
+        yield Line(*flat, texts, RIGHT + 8, lowest, 0.0, ceiling.measured)
 
 
 def _how(ceiling: Ceiling, what: str) -> str:
-    return f", {what}" if ceiling.measured else ", best seen"
+    return what if ceiling.measured else "best seen"
 
 
 def _lead(timed: Iterable[ReportedList], roof: Roof) -> str:

@@ -51,7 +51,11 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 def type_name(shape: GemmShape) -> str:
     """Return `type_of` as charts write it."""
-    kind = type_of(shape)
+    return short_type(type_of(shape))
+
+
+def short_type(kind: str) -> str:
+    """Return what charts write for a type, or for a scheme of scaling."""
     return "fp8" if kind.startswith("float8") else _SHORT.get(kind, kind)
 
 

@@ -8,8 +8,9 @@ from small_reports import HEAD, UP, read, record, small_report
 
 from flytune.caches.report import cost, failures, grids, passes, races
 from flytune.caches.report.bundles import ReportedBundle
+from flytune.caches.report.ceilings import roof_of
 from flytune.caches.report.listing import list_rows
-from flytune.caches.report.roofline import roof_of, roofline
+from flytune.caches.report.roofline import roofline
 from flytune.caches.report.work import moved_bytes
 
 
