@@ -42,11 +42,12 @@ def read(folder: Path, rows: list[TuningRecord], **changes: Any) -> ReportedBund
 
 def small_report(folder: Path) -> ReportedBundle:
     """Two lists: one of two modules that Triton wins, and one that ATen wins."""
+    batch = {"batch_s": 0.5, "at_s": 30.0}
     rows = [
-        record(UP, "a", 20.0, backend="aten"),
-        record(UP, "t", 10.0, winner=True, compile_s=2.0, batch_s=0.5, at_s=30.0),
-        record(UP, "f", None, status=Status.FAULT, reason="died at 0x1f"),
-        record(UP, "g", None, status=Status.FAULT, reason="died at 0x2e"),
+        record(UP, "a", 20.0, backend="aten", **batch),
+        record(UP, "t", 10.0, winner=True, compile_s=2.0, **batch),
+        record(UP, "f", None, status=Status.FAULT, reason="died at 0x1f", **batch),
+        record(UP, "g", None, status=Status.FAULT, reason="died at 0x2e", **batch),
         record(HEAD, "a", 100.0, backend="aten", winner=True),
         record(HEAD, "t", 125.0, compile_s=4.0, pruned_by="race"),
     ]

@@ -135,7 +135,9 @@ def test_cost_of_a_build(small: ReportedBundle, tmp_path: Path) -> None:
     assert [(row.backend, row.candidates, row.total_s) for row in told.compiled] == [
         ("triton", 2, 6.0)
     ]
-    assert [one.label for one, _, _ in told.dearest] == []
+    assert [(one.label, *took) for one, *took in told.dearest] == [
+        ("up_proj +1", 0.5, 2.0)
+    ]
     (tmp_path / "stages").mkdir()
     stages = [["plan", 2.0], ["tune", 58.0], ["odd"], "odd", ["bake", None]]
     rows = [
