@@ -113,9 +113,12 @@ class TuneTask:
     """One decision to make: a list, the GEMM it computes, and who calls it."""
 
     shape: GemmShape
+    """Its `count` is of all modules, the rest of it the first's."""
     offered: CandidateList
     modules: tuple[str, ...]
     """Every module whose GEMM offered this very list."""
+    counts: tuple[int, ...] = ()
+    """Calls of each in one forward pass of the whole model; empty where not known."""
     calls: int = 1
     """Times that the program's pieces ask for this decision."""
 

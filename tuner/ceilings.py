@@ -4,7 +4,6 @@ They are the roof of a roofline: what a datasheet promises is not reached.
 """
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -56,7 +55,7 @@ def _copy_s(kind: str) -> float:
 
 
 def _seconds(call: Callable[[], Any], kind: str) -> float:
-    """Return the median time of a call, after one that is not counted."""
+    """Return the shortest time of a call, after one that is not counted."""
     import torch
 
     def wait() -> None:
@@ -70,4 +69,4 @@ def _seconds(call: Callable[[], Any], kind: str) -> float:
         call()
         wait()
         taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])
+    return min(taken[1:])

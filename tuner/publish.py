@@ -193,6 +193,7 @@ def _winner_row(decision: Decision) -> Mapping[str, Any]:
     return {
         "shape": str(task.shape),
         "modules": list(task.modules),
+        "counts": list(task.counts),
         "op": task.offered.op,
         "inputs_key": task.offered.inputs_key,
         "backend": winner.backend,

@@ -1,6 +1,6 @@
 """Join the plan's GEMMs with the lists that the program really offered."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from types import MappingProxyType
 
@@ -85,15 +85,39 @@ def join(
             planned = (_unplanned_shape(offered),)
         # What serving reaches stands for what it has besides.
         planned = tuple(sorted(planned, key=lambda shape: not is_reached(shape)))
-        modules = tuple(shape.module for shape in planned)
-        old = tasks.get(offered.key)
-        if old is None:
-            tasks[offered.key] = TuneTask(planned[0], offered, modules)
-            continue
-        merged = (*old.modules, *(m for m in modules if m not in old.modules))
-        tasks[offered.key] = replace(old, modules=merged, calls=old.calls + 1)
+        known = tasks.get(offered.key)
+        task = _task(offered, planned) if known is None else _by(known, planned)
+        tasks[offered.key] = task
     missing = tuple(shape for shape in shapes if shape not in seen)
     return Coverage(tuple(tasks.values()), missing, tuple(unplanned), reasons)
+
+
+def _task(offered: CandidateList, planned: Sequence[GemmShape]) -> TuneTask:
+    counts = _counts(planned)
+    shape = replace(planned[0], count=sum(counts.values()))
+    return TuneTask(shape, offered, tuple(counts), tuple(counts.values()))
+
+
+def _by(task: TuneTask, planned: Iterable[GemmShape]) -> TuneTask:
+    """Return a task that another list of the same decision asks for too."""
+    counts = dict(zip(task.modules, task.counts, strict=True))
+    for module, count in _counts(planned).items():
+        counts.setdefault(module, count)
+    return replace(
+        task,
+        shape=replace(task.shape, count=sum(counts.values())),
+        modules=tuple(counts),
+        counts=tuple(counts.values()),
+        calls=task.calls + 1,
+    )
+
+
+def _counts(planned: Iterable[GemmShape]) -> dict[str, int]:
+    """Return how often a forward pass calls each module's GEMMs."""
+    counts: dict[str, int] = {}
+    for shape in planned:
+        counts[shape.module] = counts.get(shape.module, 0) + shape.count
+    return counts
 
 
 def planned_for(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.held import experts_per_token, records_of
@@ -27,8 +27,8 @@ class ReportedList:
     number: int
     """Of the bundle's lists, from 0."""
     tuned: TunedList
-    modules: tuple[str, ...]
-    """Every module that calls it; at least one."""
+    counts: Mapping[str, int]
+    """Every module that calls it, at least one, and its calls in a forward pass."""
     labels: tuple[str, ...]
     """The end of each one's name by which it is told from the others."""
     tokens: int
@@ -37,6 +37,11 @@ class ReportedList:
     @cached_property
     def shape(self) -> GemmShape:
         return self.tuned.shape
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Every module that calls it."""
+        return tuple(self.counts)
 
     @property
     def label(self) -> str:
@@ -63,8 +68,8 @@ class ReportedList:
 
     @property
     def calls(self) -> int:
-        """Calls in a forward pass: its modules are taken to be called alike."""
-        return self.shape.count * len(self.modules)
+        """Calls in a forward pass, by all of its modules."""
+        return sum(self.counts.values())
 
     @property
     def pass_us(self) -> float | None:
@@ -180,15 +185,15 @@ def _names(files: Sequence[str]) -> Iterator[str]:
 
 def _lists(bundle: Bundle) -> tuple[ReportedList, ...]:
     found = lists_of(records_of(bundle))
-    modules = [_modules(one, bundle.manifest) for one in found]
-    labels = short_names(name for some in modules for name in some)
+    counts = [_counts(one, bundle.manifest) for one in found]
+    labels = short_names(name for some in counts for name in some)
     rows = {one.shape.m for one in found if one.shape.op == "grouped_mm"}
     each = experts_per_token(_planned_tokens(bundle.manifest), rows)
     return tuple(
         ReportedList(
-            number, one, names, tuple(labels[n] for n in names), _tokens(one, each)
+            number, one, some, tuple(labels[n] for n in some), _tokens(one, each)
         )
-        for number, (one, names) in enumerate(zip(found, modules, strict=True))
+        for number, (one, some) in enumerate(zip(found, counts, strict=True))
     )
 
 
@@ -202,19 +207,33 @@ def _tokens(one: TunedList, experts: int | None) -> int:
     return one.shape.m // experts if grouped and experts else one.shape.m
 
 
-def _modules(one: TunedList, manifest: Manifest) -> tuple[str, ...]:
-    """Return the modules that call a list, of which its records name the first."""
+def _counts(one: TunedList, manifest: Manifest) -> dict[str, int]:
+    """Return the modules that call a list, of which its records name the first.
+
+    Bundles of earlier versions do not say how often each calls it: their records count
+    the first's calls, and the others are taken to call as often.
+    """
     first = one.records[0]
-    own = one.shape.module or str(one.shape)
+    own, count = one.shape.module or str(one.shape), one.shape.count
     for row in manifest.winners:
         same = (row.get("op"), row.get("inputs_key"), row.get("shape")) == (
             *(first.inductor_op, first.inputs_key),
             str(one.shape),
         )
-        modules = row.get("modules")
+        modules, counts = row.get("modules"), row.get("counts")
         if same and isinstance(modules, list) and modules[:1] == [own]:
-            return tuple(map(str, modules))
-    return (own,)
+            names = tuple(map(str, modules))
+            each = counts if _are_counts(counts, len(names)) else [count] * len(names)
+            return dict(zip(names, each, strict=True))
+    return {own: count}
+
+
+def _are_counts(counts: object, length: int) -> TypeGuard[list[int]]:
+    return (
+        isinstance(counts, list)
+        and len(counts) == length
+        and all(type(each) is int and each >= 0 for each in counts)
+    )
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

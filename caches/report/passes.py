@@ -90,8 +90,8 @@ def shares(bundle: ReportedBundle, tokens: int) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for one in bundle.lists:
         if one.tokens == tokens and one.us:
-            for label in one.labels:
-                found[label] += one.us * one.shape.count
+            for label, count in zip(one.labels, one.counts.values(), strict=True):
+                found[label] += one.us * count
     return dict(found)
 
 
@@ -213,11 +213,6 @@ def _notes(bundle: ReportedBundle, shown: int, counts: int) -> list[str]:
         )
     if shown < counts:
         notes.append(f"{shown} of {counts} token counts are drawn.")
-    if any(len(one.modules) > 1 for one in bundle.lists):
-        notes.append(
-            "A list that several modules share counts for each of them as often as "
-            "for the first."
-        )
     if bundle.manifest.model.get("architecture") == BY_HAND:
         notes.append("Its GEMMs were listed by hand: a pass here is what was listed.")
     if len(bundle.manifest.program.get("parts") or ()) > 1:

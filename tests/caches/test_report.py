@@ -1,5 +1,6 @@
 """What the charts of a report say of a bundle, before they are drawn."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,17 @@ def test_a_list_counts_for_each_of_its_modules(small: ReportedBundle) -> None:
     ends = [segment.x + segment.width for segment in bar.segments]
     assert ends[-1] == pytest.approx(passes.RIGHT)
     assert (head.label, head.pass_us) == ("lm_head", 100.0)
+
+
+def test_each_module_counts_by_its_own_calls(tmp_path: Path) -> None:
+    # The records count the calls of all modules.
+    shared = replace(UP, count=34)
+    row = {"op": "mm", "inputs_key": str(UP), "shape": str(UP)}
+    names = [UP.module, "layers.*.mlp.gate_proj"]
+    rows = [record(shared, "t", 10.0, winner=True)]
+    told = read(tmp_path, rows, winners=({**row, "modules": names, "counts": [32, 2]},))
+    assert told.lists[0].calls == 34
+    assert passes.shares(told, 16) == {"up_proj": 320.0, "gate_proj": 20.0}
 
 
 def test_who_won_and_what_it_is_worth(small: ReportedBundle) -> None:

@@ -77,7 +77,8 @@ def test_a_fused_list_is_of_every_module_of_its_sizes() -> None:
 def test_a_gemm_that_serving_reaches_stands_for_one_that_it_does_not() -> None:
     eager = replace(GATE, reach="eager")
     (task,) = join([eager, UP], [listed(GATE, module="")]).tasks
-    assert (task.shape, task.modules) == (UP, (UP.module, eager.module))
+    assert replace(task.shape, count=UP.count) == UP
+    assert task.modules == (UP.module, eager.module)
 
 
 def test_a_list_of_an_unplanned_module_is_of_every_module_of_its_sizes() -> None:
@@ -95,6 +96,21 @@ def test_lists_that_are_one_decision_merge() -> None:
     assert coverage.tasks[0].modules == (Q.module, K.module)
     assert coverage.tasks[0].calls == 3
     assert coverage.missing == ()
+
+
+def test_a_decision_counts_the_calls_of_all_its_modules() -> None:
+    q, k = replace(Q, count=32), replace(K, count=4)
+    lists = [
+        listed(q, "x", module="self_attn.q_proj"),
+        listed(k, "x", module="self_attn.k_proj"),
+        listed(q, "x", module="self_attn.q_proj"),
+    ]
+    (task,) = join([q, k], lists).tasks
+    assert (task.modules, task.counts) == ((q.module, k.module), (32, 4))
+    assert task.shape == replace(q, count=36)
+    # Two GEMMs of one module, such as attention's, that are one list.
+    (task,) = join([q, replace(q, rule="another")], lists[:1]).tasks
+    assert (task.modules, task.counts, task.shape.count) == ((q.module,), (64,), 64)
 
 
 def test_candidates_in_another_order_are_the_same_decision() -> None:
