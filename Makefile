@@ -15,7 +15,8 @@ JOBS ?= 2
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-vllm check-mi350 pictures lint types bench bench-all clean
+.PHONY: help setup run test test-all test-gpu test-vllm check-mi350 gate gate-baseline \
+    pictures lint types bench bench-all clean
 .DELETE_ON_ERROR:
 
 help: ## Print this list
@@ -44,6 +45,18 @@ test-vllm: $(VLLM_INSTALLED) ## Run the tests with a real vLLM, in .venv-vllm
 # Not in .venv, which has PyPI's torch: PYTHON names an environment with ROCm's.
 check-mi350: ## Check all of flytune on a real MI350 or MI355X, with ROCm's torch
 	PYTHON=$(PYTHON) ci/mi350.sh
+
+# The baseline is of another machine as a rule: what its times cannot decide passes.
+GATE := FLYTUNE=$(abspath $(BIN))/flytune GATE_DIR=build/gate GATE_UNDECIDED=pass \
+    GATE_REFERENCE=oci:ci/gate/baseline:tiny-llama GATE_CHECK="--max-growth 20%" \
+    GATE_BUILD="--model tests/data/tiny-llama.json --tokens 1,8 --threads 2 --no-sign"
+
+gate: $(INSTALLED) ## Compare a small new bundle with the one that ci/gate keeps
+	$(GATE) ci/gate/gate.sh
+
+gate-baseline: ## Keep the bundle of the last `make gate`
+	rm -rf ci/gate/baseline
+	$(GATE) GATE_PUBLISH=true ci/gate/gate.sh push
 
 pictures: $(INSTALLED) $(CHROMIUM) ## Take the README's pictures of a report anew
 	$(BIN)/python ci/pictures.py
