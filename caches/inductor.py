@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,27 @@ def write_timings(
     part.write_text(json.dumps({"system": dict(system), "cache": cache}, indent=1))
     part.replace(path)
     return path
+
+
+def stored_timings(
+    row: Mapping[str, Any], path: str
+) -> Iterator[tuple[str, str, str, Mapping[str, float]]]:
+    """Yield the lists of a timings file: op, inputs' key, precision, and by choice ms.
+
+    Args:
+        row: The file's JSON.
+        path: What the file is called, for the error.
+
+    Raises:
+        FlytuneError: it has another form.
+    """
+    try:
+        for op, by_inputs in row["cache"].items():
+            for inputs, by_precision in by_inputs.items():
+                for precision, times in by_precision.items():
+                    yield op, inputs, precision, dict(times)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FlytuneError(f"bundle's timings cannot be read: {path}") from error
 
 
 def seed_timings(path: Path) -> None:

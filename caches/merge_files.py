@@ -20,6 +20,7 @@ from typing import Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.expected import CACHES
+from flytune.caches.inductor import stored_timings
 from flytune.caches.keys import KEYS_NAME, read_keys, write_keys
 from flytune.caches.manifest import FileEntry, canonical_json
 from flytune.caches.packing import file_entry
@@ -128,7 +129,7 @@ def _join_timings(holders: Sequence[Source], path: str, target: Path) -> list[st
         row = _json(source.placed / path)
         cache = whole.setdefault("cache", {})
         whole["system"] = row.get("system")
-        for op, inputs, precision, times in _lists(row, path):
+        for op, inputs, precision, times in stored_timings(row, path):
             lists = cache.setdefault(op, {}).setdefault(inputs, {})
             older = lists.get(precision)
             if older is not None and older != times:
@@ -142,18 +143,6 @@ def _join_timings(holders: Sequence[Source], path: str, target: Path) -> list[st
             lists[precision] = {**unknown, **times}
     target.write_text(json.dumps(whole, indent=1))
     return conflicts
-
-
-def _lists(
-    row: Mapping[str, Any], path: str
-) -> Iterable[tuple[str, str, str, Mapping[str, float]]]:
-    try:
-        for op, by_inputs in row["cache"].items():
-            for inputs, by_precision in by_inputs.items():
-                for precision, times in by_precision.items():
-                    yield op, inputs, precision, dict(times)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FlytuneError(f"bundle's timings cannot be read: {path}") from error
 
 
 def _choice(older: Mapping[str, float], newer: Mapping[str, float]) -> str:

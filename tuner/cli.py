@@ -20,7 +20,7 @@ COMMANDS = (
     ("capture", "capture_command:capture_command", "Count the GEMMs that run."),
     ("coverage", "coverage_command:coverage_command", "Say which GEMMs are held."),
     ("report", "report_command:report_command", "Chart what a build found."),
-    ("explain", "explain_command:explain_command", "Say why an engine would miss."),
+    ("explain", "explain_command:explain_command", "Say why a kernel won, or a miss."),
     ("install", "bundle_commands:install_command", "Put a bundle in place."),
     ("exec", "bundle_commands:exec_command", "Run a command with a bundle."),
     ("keygen", "key_commands:keygen_command", "Make a key to sign bundles with."),

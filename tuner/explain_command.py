@@ -1,4 +1,4 @@
-"""`flytune explain`: what an engine would find of a bundle, before it is started."""
+"""`flytune explain`: why a GEMM's winner won, or what an engine would find."""
 
 import json
 import os
@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.held import records_of
+from flytune.caches.lists import lists_of
 from flytune.caches.prepare import environment_of
 from flytune.caches.trust import Trust, admit
+from flytune.tuner.explain_shape import explain, rows
+from flytune.tuner.explain_words import lines, listing
+from flytune.tuner.named_lists import find_lists, is_shape
 from flytune.tuner.trust_options import trust_options
 
 if TYPE_CHECKING:
@@ -18,35 +23,95 @@ if TYPE_CHECKING:
     from flytune.caches.vllm_why import Prediction
 
 _LORA = "--enable-lora"
+_MOST_EXPLAINED = 4
+"""Lists that are explained at once; of more a person is told the names."""
 
 
 @click.command("explain")
 @click.argument("bundle", type=click.Path(readable=False, path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "words", nargs=-1, type=click.UNPROCESSED, metavar="[SHAPE | -- ARGUMENTS...]"
+)
 @click.option(
-    "--engine",
-    type=click.Choice(["vllm"]),
-    required=True,
-    help="Whose key is computed.",
+    "--engine", type=click.Choice(["vllm"]), help="Whose key is computed, not SHAPE's."
 )
 @click.option("--lora", is_flag=True, help="Say what `--enable-lora` would change.")
 @trust_options
-@click.option("--json", "as_json", is_flag=True, help="JSON lines, one a factor.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 def explain_command(
     bundle: Path,
-    arguments: tuple[str, ...],
-    engine: str,
+    words: tuple[str, ...],
+    engine: str | None,
     lora: bool,
     trust: Trust,
     as_json: bool,
 ) -> None:
-    """Predict whether an engine hits BUNDLE, and say each factor by which it would not.
+    """Explain the choice of one GEMM, or predict whether an engine hits BUNDLE.
 
-    ARGUMENTS, after `--`, are those of `vllm serve`, the model first; left out, the
-    bundle's own. The environment is this one. No engine is started.
+    SHAPE is as tables print it, `mm (16, 4096, 1024)`, or in short, `16x4096x1024`;
+    or a module's path, its end or a pattern; or the start of a choice hash. Nothing of
+    BUNDLE is loaded.
 
-    Exits 1 if it would miss.
+    With --engine ARGUMENTS, after `--`, are those of `vllm serve`, the model first;
+    left out, the bundle's own. The environment is this one. No engine is started.
+
+    Exits 1 if there is no such list, or the engine would miss.
     """
+    _check(words, engine, lora)
+    if engine is None:
+        _explain_shape(Bundle.open(bundle), " ".join(words), as_json)
+    else:
+        _explain_engine(bundle, words, lora, trust, as_json)
+
+
+def _check(words: tuple[str, ...], engine: str | None, lora: bool) -> None:
+    """Refuse words that belong to the other form of the command.
+
+    Raises:
+        click.UsageError: they do, or there is neither.
+    """
+    if engine is not None:
+        if is_shape(" ".join(words)):
+            raise click.UsageError(
+                "a SHAPE is explained without --engine, whose ARGUMENTS begin with "
+                f"the model: `{' '.join(words)}`"
+            )
+        return
+    if lora:
+        raise click.UsageError("--lora is of an engine: --engine vllm")
+    if not words:
+        raise click.UsageError("give SHAPE, or --engine vllm")
+    if option := next((word for word in words if word.startswith("--")), None):
+        raise click.UsageError(
+            f"an engine's arguments need --engine vllm, and no SHAPE has: `{option}`"
+        )
+
+
+def _explain_shape(bundle: Bundle, words: str, as_json: bool) -> None:
+    found = find_lists(lists_of(records_of(bundle)), words, bundle.manifest)
+    if as_json:
+        for one in explain(bundle, found):
+            for row in rows(one):
+                click.echo(json.dumps(row))
+        return
+    if len(found) > 1:
+        click.echo(f"{len(found)} lists are of `{words}`:")
+        click.echo("\n".join(listing(found)))
+    if len(found) > _MOST_EXPLAINED:
+        name = found[0].name
+        click.echo(
+            f"hint: name one of them, such as `{name}`, or take --json", err=True
+        )
+        return
+    for number, one in enumerate(explain(bundle, found)):
+        if number or len(found) > 1:
+            click.echo()
+        click.echo("\n".join(lines(one)))
+
+
+def _explain_engine(
+    bundle: Path, arguments: tuple[str, ...], lora: bool, trust: Trust, as_json: bool
+) -> None:
     from flytune.caches.vllm_factors import ask
     from flytune.caches.vllm_program import VllmSpec
     from flytune.caches.vllm_why import baked_factors, predict

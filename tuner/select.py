@@ -6,6 +6,7 @@ fixed order: so independent builds agree.
 
 from collections.abc import Mapping, Sequence
 
+from flytune.caches.records import TuningRecord
 from flytune.caches.ties import tied_with_fastest
 from flytune.tuner.candidate import ATEN, Candidate
 
@@ -30,11 +31,11 @@ def choose(
     return min((c for c in candidates if c.choice_hash in tied), key=fixed_order)
 
 
-def fixed_order(candidate: Candidate) -> tuple[bool, str, str, str]:
+def fixed_order(candidate: Candidate | TuningRecord) -> tuple[bool, str, str, str]:
     """Return the key that breaks ties: library kernels first, then the config."""
     return (
         candidate.backend != ATEN,
         candidate.backend,
-        candidate.template,
+        candidate.template or "",
         candidate.config,
     )

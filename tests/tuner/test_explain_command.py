@@ -153,7 +153,20 @@ def test_another_program(make: Callable[..., str]) -> None:
     assert "of the kind: transformers" in str(result.exception)
 
 
-def test_the_engine_is_named(bundle: str) -> None:
-    result = run(bundle)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give SHAPE, or --engine vllm"),
+        (("--lora", "16x64x128"), "--lora is of an engine"),
+        (("--", "llama", "--max-model-len", "512"), "need --engine vllm"),
+        (("--engine", "vllm", "mm (16, 64, 128)"), "explained without --engine"),
+        (("--engine", "vllm", "--", "mm", "16x64x128"), "explained without --engine"),
+    ],
+)
+def test_the_words_of_one_form_with_the_other(
+    bundle: str, words: tuple[str, ...], said: str
+) -> None:
+    result = run(bundle, *words)
     assert result.exit_code == 2
-    assert "Missing option '--engine'" in result.stderr
+    assert said in result.stderr
+    assert result.stdout == ""
