@@ -39,14 +39,10 @@ from flytune.tuner.progress import Progress
 from flytune.tuner.publish import PACKING, Built, Made, publish
 from flytune.tuner.publish_compiled import Compiled, publish_compiled
 from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
-from flytune.tuner.search import (
-    StartFarm,
-    compile_all,
-    decide_recorded,
-    farm_for,
-    search,
-)
+from flytune.tuner.search import compile_all, decide_recorded, search
 from flytune.tuner.tasks import Coverage, join
+from flytune.tuner.unchanged import publish_unchanged
+from flytune.tuner.work import StartFarm, farm_for
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -67,16 +63,18 @@ def build(options: BuildOptions, progress: Progress) -> Built:
     plan = make_plan(options)
     say_plan(plan, options, progress)
     keys = _keys(options, progress)
-    older = None
-    if options.from_bundle is not None:
-        older = OlderBundle(options.from_bundle, plan.target, options.trust)
+    older = _older(plan, options, progress)
     with Journal(plan.work / "journal.jsonl") as journal:
         _clear(plan.work, options.fresh, journal)
+        if older is not None:
+            built = publish_unchanged(plan, options, older, keys, progress)
+            if built is not None:
+                return built
         with contextlib.ExitStack() as ray:
             start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
             progress.begin("enumerate")
             found = _enumerate(plan, options, start, progress)
-            _check_keys(plan, found, options, older)
+            _check_keys(plan, found, options, older, progress)
             coverage = join(plan.shapes, found.lists, found.unlisted)
             _report_coverage(coverage, len(plan.shapes), progress)
             _check_excluded(coverage, options.exclude)
@@ -87,9 +85,11 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             if options.runs_nothing:
                 compiled = _compile(made, start, progress)
                 return publish_compiled(made, compiled, progress)
-            records = () if older is None else older.records()
+            same = () if older is None else older.same
+            upgrade = None if older is None else older.upgrade
             decisions, ceilings = search(
-                plan, coverage.tasks, options, journal, records, start, progress
+                *(plan, coverage.tasks, options, journal, same, start, progress),
+                upgrade=upgrade,
             )
             made = replace(made, ceilings=ceilings)
         # Without Ray: a bake has the host to itself.
@@ -100,6 +100,15 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             program = plan.program.after_bake(baked.cache_dir)
             made = replace(made, plan=replace(plan, program=program))
         return publish(made, decisions, baked, progress)
+
+
+def _older(plan: Plan, options: BuildOptions, progress: Progress) -> OlderBundle | None:
+    """Return the older bundle that is named, and say what of it survives here."""
+    if options.from_bundle is None:
+        return None
+    older = OlderBundle(options.from_bundle, plan.target, options.trust)
+    older.say(progress)
+    return older
 
 
 def _check_named(options: BuildOptions) -> None:
@@ -168,12 +177,16 @@ def _tools(plan: Plan) -> dict[str, str]:
 
 
 def _check_keys(
-    plan: Plan, found: Enumeration, options: BuildOptions, older: OlderBundle | None
+    plan: Plan,
+    found: Enumeration,
+    options: BuildOptions,
+    older: OlderBundle | None,
+    progress: Progress,
 ) -> None:
     """Compare the software's keys, which are known once it has run.
 
     Raises:
-        FlytuneError: the serving environment's, or an older bundle's, are others.
+        FlytuneError: the serving environment's are others.
     """
     software = {
         **plan.target.software,
@@ -182,8 +195,8 @@ def _check_keys(
     }
     if options.target_env is not None:
         check_target_env(options.target_env, software)
-    if older is not None:
-        older.check(Target(plan.target.hardware, software))
+    if older is not None and older.check(Target(plan.target.hardware, software)):
+        older.say(progress)
 
 
 def _check_excluded(coverage: Coverage, excluded: frozenset[str]) -> None:

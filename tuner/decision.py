@@ -180,7 +180,7 @@ def _record(
         method=result.method or None,
         clock_mhz=result.clock_mhz,
         source=result.source if result.samples_us else None,
-        kernel_digest=_files_digest(build.files),
+        kernel_digest=files_digest(build.files),
         pruned_by="race" if result.beaten else None,
         winner=winner is not None and candidate.choice_hash == winner.choice_hash,
         inductor_op=offered.op,
@@ -203,6 +203,13 @@ def untimed_records(
     return tuple(records)
 
 
+def untimed_record(task: TuneTask, candidate: Candidate) -> TuningRecord:
+    """Return the record of a candidate that is not built either."""
+    name = candidate.choice_hash
+    build, result = BuildResult(name, Status.OK), RunResult(name, Status.OK)
+    return _record(task, candidate, build, result, None)
+
+
 def lone(task: TuneTask) -> Decision:
     """Return the decision of a list of one: there is nothing to choose or to time."""
     candidate = task.offered.candidates[0]
@@ -216,7 +223,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and value < float("inf") else None
 
 
-def _files_digest(files: Mapping[str, bytes]) -> str | None:
+def files_digest(files: Mapping[str, bytes]) -> str | None:
     """Return one digest over a candidate's compiled files; None for a library call."""
     kernels = sorted(name for name in files if name.endswith(_KERNEL_ENDINGS))
     if not kernels:

@@ -126,22 +126,13 @@ def manifest_of(
         triton_key=found.triton_key,
         hardware=plan.target.hardware,
     )
-    # A file of shapes says it in each row, and in all the same.
-    whose = options if options.by_hand is None else plan.shapes[0]
     was_timed = any(d.was_choice and d.was_timed for d in decisions)
     # Without a bake nothing shows that this environment is the one that serves.
     vouched = baked is not None or options.target_env is not None
     return Manifest(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         flytune=importlib.metadata.version("flytune"),
-        model={
-            "name": plan.model.name,
-            "architecture": plan.model.architecture,
-            "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
-            "tp": whose.tp,
-            "ep": whose.ep,
-            "engine": whose.engine,
-        },
+        model=model_row(plan, options),
         program={"kind": "none"} if plan.program is None else plan.program.to_json(),
         policy=plan.policy.to_json(),
         inductor_config={} if baked is None else baked.inductor_config,
@@ -153,6 +144,20 @@ def manifest_of(
         bake=NOT_BAKED if baked is None else baked.to_json(),
         provenance={**provenance(options.command), "ceilings": dict(made.ceilings)},
     )
+
+
+def model_row(plan: Plan, options: BuildOptions) -> Mapping[str, Any]:
+    """Return the manifest's `model`."""
+    # A file of shapes says it in each row, and in all the same.
+    whose = options if options.by_hand is None else plan.shapes[0]
+    return {
+        "name": plan.model.name,
+        "architecture": plan.model.architecture,
+        "config_sha256": hashlib.sha256(plan.model.raw.encode()).hexdigest(),
+        "tp": whose.tp,
+        "ep": whose.ep,
+        "engine": whose.engine,
+    }
 
 
 def with_stages(manifest: Manifest, progress: Progress) -> Manifest:
@@ -168,6 +173,7 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
     coverage = made.coverage
     return {
         "enumerated": "isolated" if made.plan.program is None else "program",
+        "search": made.options.search,
         "planned": len(made.plan.shapes),
         "reached": sum(map(is_reached, made.plan.shapes)),
         "unreached": unreached((*made.plan.shapes, *made.plan.left_out)),

@@ -42,6 +42,11 @@ class Quarantine:
         self._reasons = dict(self._read())
         self._excluded = frozenset(excluded)
 
+    @property
+    def names(self) -> frozenset[tuple[str, str]]:
+        """Key of the inputs and hash of each candidate that earlier runs put in."""
+        return frozenset(self._reasons)
+
     def refusals(self, task: TuneTask) -> dict[str, BuildResult]:
         """Return a result for each candidate of a list that may not be tried."""
         refused = {}

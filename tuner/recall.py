@@ -14,8 +14,8 @@ from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.decision import Decision
 from flytune.tuner.journal import Journal
 
-# Of the moment, not of the candidate: another run may well end otherwise.
-_TRANSIENT = frozenset({Status.TIMEOUT, Status.OUT_OF_MEMORY})
+TRANSIENT = frozenset({Status.TIMEOUT, Status.OUT_OF_MEMORY})
+"""Of the moment, not of the candidate: another run may well end otherwise."""
 
 _Key = tuple[str | None, str | None, str | None, str]
 
@@ -81,7 +81,7 @@ def _whole(task: TuneTask, rows: Iterable[TuningRecord]) -> Decision | None:
     hashes = [c.choice_hash for c in task.offered.candidates]
     if stored.keys() != set(hashes):
         return None
-    if any(record.status in _TRANSIENT for record in stored.values()):
+    if any(record.status in TRANSIENT for record in stored.values()):
         return None
     if sum(record.winner for record in stored.values()) != 1:
         return None

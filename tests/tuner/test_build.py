@@ -138,15 +138,43 @@ def test_a_second_build_tunes_nothing(unfrozen_build: Build, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_build_from_an_older_bundle_tunes_nothing(
+def test_a_build_from_an_older_bundle_of_the_same_only_verifies(
     unfrozen_build: Build, tmp_path: Path
 ) -> None:
     older = unfrozen_build.bundle
     arguments = arguments_of(LLAMA, "1,8", "unfrozen", tmp_path / "work")
     built = run_build((*arguments, "--from", str(older)), tmp_path / "b", tmp_path)
-    assert "tune: 0 lists to time, 2 known from earlier work" in built.log
-    assert lines_of("(build|time)", built.log) == []
-    assert winners(built.bundle) == winners(older)
+    assert "from: nothing has changed; verify: running the program" in built.log
+    assert lines_of("(enumerate|tune|build|time|bake)", built.log) == []
+    old, new = Bundle.open(older).manifest, Bundle.open(built.bundle).manifest
+    assert new.files == old.files
+    assert (new.winners, new.bake, new.target) == (old.winners, old.bake, old.target)
+    assert new.verify is not None
+    assert new.verify["ok"]
+    assert new.provenance["command"][-4:-2] == ["--from", str(older)]
+    assert [name for name, _ in new.provenance["stages"]] == ["plan", "verify"]
+
+
+@pytest.mark.slow
+def test_a_build_from_an_older_bundle_of_another_compiler(
+    unfrozen_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag more makes other C++ kernels: they alone are compiled and timed."""
+    wrapper = tmp_path / "g++"
+    wrapper.write_text('#!/bin/sh\nexec /usr/bin/g++ -fno-tree-vectorize "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    older = unfrozen_build.bundle
+    arguments = arguments_of(LLAMA, "1,8", "unfrozen", tmp_path / "work")
+    built = run_build((*arguments, "--from", str(older)), tmp_path / "b", tmp_path)
+    assert "cpp kernels           2 candidates compiled again: software.co" in built.log
+    assert "library timings       2 times      kept" in built.log
+    assert "upgrade: 2 lists are known; 4 of their 4 candidates come first" in built.log
+    assert "upgrade: lists that stand as they were: 0" in built.log
+    assert re.findall(r"build: (\d+) of (\d+)", built.log)[-1] == ("2", "2")
+    manifest = Bundle.open(built.bundle).manifest
+    assert manifest.verify is not None
+    assert manifest.verify["ok"]
 
 
 def test_a_stopped_build_leaves_nothing_behind(stopped_build: Stopped) -> None:

@@ -17,16 +17,24 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult
 from flytune.tuner.decision import untimed_records
 from flytune.tuner.older import OlderBundle
+from flytune.tuner.progress import Progress
 from flytune.tuner.publish import KERNELS, RECORDS_NAME
 from flytune.tuner.recall import BuiltKernels
 
 HARDWARE: dict[str, Part] = {"kind": "cuda", "product": "NVIDIA H200", "arch": "sm_90"}
-SOFTWARE: dict[str, Part] = {"torch": "2.15.0", "torch_key": "ab", "driver": None}
+SOFTWARE: dict[str, Part] = {
+    **{"torch": "2.15.0", "torch_key": "ab", "driver": None, "triton": "3.8.0"}
+}
 TARGET = Target(HARDWARE, SOFTWARE)
 BUILDS = {
     "library": BuildResult("library", Status.OK),
     "a": BuildResult("a", Status.OK, compile_s=1.0, files={"triton/0/A/a.cubin": b"a"}),
     "b": BuildResult("b", Status.OK, compile_s=2.0, files={"triton/0/B/b.cubin": b"b"}),
+}
+
+OTHERS = {
+    "fly": BuildResult("fly", Status.OK, compile_s=1.0, files={"f/0/a.pkl": b"f"}),
+    "cpp": BuildResult("cpp", Status.OK, compile_s=1.0, files={"ab/a.so": b"c"}),
 }
 
 
@@ -42,7 +50,8 @@ def bundle(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
     if changes.pop("records", True):
         write_records(records(), staging / RECORDS_NAME)
     kernels = BuiltKernels(staging / KERNELS)
-    for result in BUILDS.values() if changes.pop("kernels", True) else ():
+    builds = {**BUILDS, **changes.pop("more", {})}
+    for result in builds.values() if changes.pop("kernels", True) else ():
         if result.files:
             kernels.keep(result)
     manifest = Manifest(
@@ -100,7 +109,7 @@ def test_a_bundle_without_kernels_has_none_to_take(tmp_path: Path) -> None:
 
 
 def test_its_records_are_those_that_it_holds(tmp_path: Path) -> None:
-    assert OlderBundle(bundle(tmp_path), TARGET).records() == records()
+    assert OlderBundle(bundle(tmp_path), TARGET).records == records()
 
 
 def test_a_bundle_without_records_is_refused(tmp_path: Path) -> None:
@@ -121,38 +130,60 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
     [
         ("hardware.kind", "cpu"),
         ("hardware.arch", "sm_80"),
-        ("software.torch", "2.11.0"),
-        ("software.torch_key", "cd"),
     ],
 )
-def test_another_target_is_refused_with_its_part(
+def test_other_hardware_is_refused_with_its_part(
     tmp_path: Path, part: str, value: str
 ) -> None:
     path = bundle(tmp_path)
-    folder, _, name = part.partition(".")
-    parts = {"hardware": HARDWARE, "software": SOFTWARE}
-    old = parts[folder][name]
-    other = Target(**{**parts, folder: {**parts[folder], name: value}})
+    name = part.partition(".")[2]
+    other = Target({**HARDWARE, name: value}, SOFTWARE)
     expected = (
-        f"older bundle is for another target: {part}: built for `{old}`, here `{value}`"
+        f"older bundle is for another target: {part}: built for `{HARDWARE[name]}`, "
+        f"here `{value}`"
     )
     with pytest.raises(FlytuneError) as caught:
         OlderBundle(path, other)
     assert str(caught.value) == expected
-    # Or later on, when a key is known.
-    older = OlderBundle(path, TARGET)
-    with pytest.raises(FlytuneError) as caught:
-        older.check(other)
-    assert str(caught.value) == expected
 
 
-def test_a_part_that_is_not_known_or_decides_nothing_is_no_difference(
-    tmp_path: Path,
-) -> None:
+def test_what_is_not_known_is_no_difference_until_it_is(tmp_path: Path) -> None:
     unknown = Target(HARDWARE, {**SOFTWARE, "torch_key": None, "driver": "580.95"})
     older = OlderBundle(bundle(tmp_path), unknown)
-    older.check(TARGET)
-    older.check(Target({**HARDWARE, "product": "NVIDIA H100"}, SOFTWARE))
+    assert not older.changed
+    assert older.same == records()
+    assert older.upgrade is None
+    assert not older.check(TARGET)
+    assert older.check(Target(HARDWARE, {**SOFTWARE, "torch_key": "cd"}))
+    assert [part.part for part in older.changed.parts] == ["software.torch_key"]
+    assert older.same == ()
+    assert older.upgrade is not None
+
+
+def test_kernels_of_another_software_are_left(tmp_path: Path) -> None:
+    """Triton's hold its wheel, and FlyDSL's and C++'s do not."""
+    built, path = built_in(tmp_path), bundle(tmp_path, more=OTHERS)
+    upgraded = Target(HARDWARE, {**SOFTWARE, "triton": "3.9.0"})
+    assert OlderBundle(path, upgraded).take_kernels(built) == 2
+    kernels = BuiltKernels(built)
+    assert kernels.find("a") is None
+    assert kernels.find("fly") == OTHERS["fly"]
+    assert kernels.find("cpp") == OTHERS["cpp"]
+
+
+def test_what_survives_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bundle(tmp_path)
+    OlderBundle(path, TARGET).say(Progress())
+    upgraded = Target(HARDWARE, {**SOFTWARE, "triton": "3.9.0"})
+    OlderBundle(path, upgraded).say(Progress())
+    told = [line[8:] for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        "from: cpp kernels           2 candidates kept",
+        "from: software.triton: built for `3.8.0`, here `3.9.0`",
+        "from: cpp kernels           2 candidates kept",
+    ]
 
 
 def test_a_damaged_bundle_gives_nothing(tmp_path: Path) -> None:
@@ -161,7 +192,7 @@ def test_a_damaged_bundle_gives_nothing(tmp_path: Path) -> None:
     damaged.write_bytes(b"z")
     older, built = OlderBundle(path, TARGET), built_in(tmp_path)
     with pytest.raises(FlytuneError, match=r"a\.cubin"):
-        older.records()
+        _ = older.records
     with pytest.raises(FlytuneError, match=r"a\.cubin"):
         older.take_kernels(built)
     assert list(built.parent.iterdir()) == []

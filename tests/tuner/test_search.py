@@ -1,6 +1,5 @@
 import functools
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.registry import find_model
-from flytune.tuner import search as stage
+from flytune.tuner import quiet, work
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.decision import Decision, decide, timings
 from flytune.tuner.journal import Journal
@@ -28,8 +27,10 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import EXCLUDED, NAME, Quarantine
-from flytune.tuner.search import crowded, farm_for, search
+from flytune.tuner.search import search
+from flytune.tuner.timed_device import device_of
 from flytune.tuner.timing import TimingPlan
+from flytune.tuner.work import farm_for
 from flytune.tuner.workers import Farm
 
 QUICK = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
@@ -42,7 +43,8 @@ from pathlib import Path
 from flytune.tuner import recall
 from flytune.tuner.journal import Journal
 from flytune.tuner.progress import Progress
-from flytune.tuner.search import farm_for, search
+from flytune.tuner.search import search
+from flytune.tuner.work import farm_for
 
 plan, tasks, options = pickle.loads(Path(sys.argv[1]).read_bytes())
 if sys.argv[2] == "die":
@@ -180,8 +182,8 @@ def test_what_misbehaves_is_a_row_and_the_rest_is_decided(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(stage, "_busy_cores", lambda: (1.0, 1.0))
-    monkeypatch.setattr(stage, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(quiet, "_busy_cores", lambda: (1.0, 1.0))
+    monkeypatch.setattr(quiet, "_PATIENCE_S", 0.0)
     bad = [
         candidate("aborts in build", in_build="abort"),
         candidate("raises in build", in_build="raise"),
@@ -225,7 +227,7 @@ def test_what_misbehaves_is_a_row_and_the_rest_is_decided(
 def test_a_list_without_survivors_ends_the_build_and_keeps_the_others(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "_busy_cores", lambda: (0.0, 0.0))
+    monkeypatch.setattr(quiet, "_busy_cores", lambda: (0.0, 0.0))
     good = task([library("two"), candidate("good")], m=64)
     lost = task([library(in_run="nan"), candidate("x", in_run="raise")])
     with pytest.raises(FlytuneError, match="no candidate survived for mm"):
@@ -240,7 +242,7 @@ def test_records_of_an_older_bundle_need_no_ray(
     with Journal(tmp_path / "journal.jsonl") as journal:
         journal.add_all([("record", {"list": "x", "row": {"op": "from later on"}})])
     decision = decided(made)
-    monkeypatch.setattr(stage, "Farm", None)
+    monkeypatch.setattr(work, "Farm", None)
     assert searched(tmp_path, target, [made], decision.records) == (decision,)
     assert len(journalled(tmp_path)) == 1
 
@@ -255,7 +257,7 @@ def test_what_may_not_be_tried_has_no_time_in_a_decision(
     def run(refused: str) -> tuple[Decision, ...]:
         exclude = frozenset([refused] if by == "exclude" else [])
         if by == "quarantine":
-            device = stage.device_of(plan).name
+            device = device_of(plan).name
             result = RunResult(refused, Status.FAULT, "it died", cost_the_process=True)
             Quarantine(tmp_path / NAME, device).add(made, [result])
         options = options_in(tmp_path, exclude=exclude)
@@ -288,36 +290,3 @@ def test_what_might_not_be_tried_once_is_tried_when_it_may(
         given = ([made], options_in(tmp_path), journal, old, no_workers, Progress())
         with pytest.raises(ZeroDivisionError):
             search(plan, *given)
-
-
-@pytest.mark.parametrize(
-    ("busy", "threads", "warns"),
-    [
-        ((0.0, 0.0), 2, False),
-        ((0.2, 0.2), 2, False),
-        ((1.0, 0.0), 2, True),
-        ((0.3, 0.3), 2, True),
-        ((1.0, 0.0), 1, False),
-        ((1.0, 1.0), 1, True),
-        ((1.0,) * 4 + (0.0,) * 60, 32, False),
-        ((0.9,) * 40 + (0.0,) * 24, 32, True),
-        ((0.0,), 2, True),
-    ],
-)
-def test_a_crowded_machine_is_told_of(
-    busy: tuple[float, ...], threads: int, warns: bool
-) -> None:
-    assert bool(crowded(busy, threads)) == warns
-
-
-def test_warning_says_who_takes_what() -> None:
-    assert crowded((1.0, 0.4), 2) == (
-        "time: warning: other processes use 1.4 of 2 cores, and 2 threads are timed: "
-        "wait until they end, or times mean little"
-    )
-
-
-def test_cores_in_use_are_those_of_this_process() -> None:
-    shares = stage._busy_cores()
-    assert len(shares) == len(os.sched_getaffinity(0))
-    assert all(0 <= share <= 1 for share in shares)

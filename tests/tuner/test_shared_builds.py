@@ -14,7 +14,7 @@ from flytune.tuner.candidate import BuildResult, Candidate, TuneTask
 from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import Quarantine
 from flytune.tuner.recall import BUILT_NAME, BuiltKernels
-from flytune.tuner.search import _Work
+from flytune.tuner.work import Work
 
 
 class FakeFarm:
@@ -59,7 +59,7 @@ def built(
     quarantine = Quarantine(folder / "quarantine", "device", exclude)
     made: Any = farm
     options: Any = None
-    return dict(_Work(made, plan, options, Progress(), quarantine).built(tasks))
+    return dict(Work(made, plan, options, Progress(), quarantine).built(tasks))
 
 
 def test_each_key_is_compiled_once_and_each_candidate_has_a_result(
@@ -113,7 +113,7 @@ def test_lists_are_complete_with_the_results_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While devices time, a list is begun as soon as all that it shares is built."""
-    from flytune.tuner import search
+    from flytune.tuner import work as module
 
     seen: list[BuildResult | None] = []
 
@@ -123,15 +123,15 @@ def test_lists_are_complete_with_the_results_of_others(
         seen.extend(building)
         return iter(())
 
-    monkeypatch.setattr(search, "timed_while_building", timed_while_building)
-    plan: Any = SimpleNamespace(work=tmp_path)
+    monkeypatch.setattr(module, "timed_while_building", timed_while_building)
+    monkeypatch.setattr(module, "device_of", lambda _: None)
+    plan: Any = SimpleNamespace(work=tmp_path, profile="of an accelerator")
     farm: Any = FakeFarm()
     farm.runners = lambda *_, **__: ()
     options: Any = SimpleNamespace(timing=None)
     quarantine = Quarantine(tmp_path / "quarantine", "device", frozenset())
-    work = _Work(farm, plan, options, Progress(), quarantine)
-    device: Any = None
-    assert list(work.overlapped(TASKS, device)) == []
+    work = Work(farm, plan, options, Progress(), quarantine)
+    assert list(work.timed(TASKS)) == []
     names = [result.choice_hash for result in seen if result is not None]
     assert names == ["a16", "a32", "a64", "b16", "b32", "c"]
     assert seen.count(None) == 3

@@ -1,0 +1,132 @@
+"""What a build from an older bundle takes beside a fresh one, and what it does again.
+
+`python ci/bench/upgrade.py [--model Qwen3-4B] [--tokens 1,16] [--triton DIR]`
+
+The same build thrice: fresh; from the first one's bundle, with nothing changed; and
+from it with a compiler that has one flag more. With `--triton`, a folder into which
+another Triton was installed (`pip install --target DIR --no-deps triton==3.8.0`),
+candidates for a gfx950 are compiled under that one, and then from these under the
+environment's own.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from builds import COMMAND
+from results import write_result
+
+from flytune.caches import Bundle
+from flytune.caches.columns import Status
+from flytune.caches.held import records_of
+from flytune.caches.target import Target
+
+FLAG = "-fno-tree-vectorize"
+# The last line of each run of a stage.
+_BUILT = re.compile(r"build: (\d+) of \1,")
+_TIMED = re.compile(r"time: (\d+) of \1,")
+
+
+@click.command()
+@click.option("--model", default="Qwen3-4B", show_default=True)
+@click.option("--tokens", default="1,16", show_default=True)
+@click.option("--policy", default="unfrozen", show_default=True)
+@click.option("--triton", type=click.Path(exists=True, path_type=Path))
+@click.option("--work", type=click.Path(path_type=Path), help="Kept between runs.")
+def main(
+    model: str, tokens: str, policy: str, triton: Path | None, work: Path | None
+) -> None:
+    """Build, print, and write the result file."""
+    with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
+        place = work or Path(directory)
+        place.mkdir(parents=True, exist_ok=True)
+        words = ("--model", model, "--tokens", tokens, "--policy", policy)
+        rows = _cpu(words, place)
+        if triton is not None:
+            rows += _gfx950(model, tokens, triton.absolute(), place)
+    by_name = {row["build"]: row for row in rows}
+    fresh = by_name["fresh"]["wall_s"]
+    figures: dict[str, Any] = {"model": model, "tokens": tokens, "policy": policy}
+    for name in ("unchanged", "compiler"):
+        figures[f"{name}_share"] = round(by_name[name]["wall_s"] / fresh, 3)
+    slug = Target.here(threads=len(os.sched_getaffinity(0))).slug
+    print(f"wrote {write_result('upgrade', slug, figures, rows)}")
+
+
+def _cpu(words: tuple[str, ...], place: Path) -> list[dict[str, Any]]:
+    wrapper = place / "g++"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} {FLAG} "$@"\n')
+    wrapper.chmod(0o755)
+    older = ("--from", str(place / "fresh.tar.zst"))
+    return [
+        _build("fresh", words, place, {}),
+        _build("unchanged", (*words, *older), place, {}),
+        _build("compiler", (*words, *older), place, {"CXX": str(wrapper)}),
+    ]
+
+
+def _gfx950(model: str, tokens: str, triton: Path, place: Path) -> list[dict[str, Any]]:
+    words = ("--model", model, "--tokens", tokens, "--target", "mi355x")
+    words = (*words, "--compile-only")
+    path = os.pathsep.join([str(triton), os.environ.get("PYTHONPATH", "")])
+    older = ("--from", str(place / "gfx950-older.tar.zst"))
+    return [
+        _build("gfx950-older", words, place, {"PYTHONPATH": path}),
+        _build("gfx950-fresh", words, place, {}),
+        _build("gfx950-upgraded", (*words, *older), place, {}),
+    ]
+
+
+def _build(
+    name: str, words: tuple[str, ...], place: Path, env: Mapping[str, str]
+) -> dict[str, Any]:
+    """Build into a work directory of its own, and say what was done."""
+    out = place / f"{name}.tar.zst"
+    out.unlink(missing_ok=True)
+    command = [*COMMAND, "build", *words, "--fresh", "--out", str(out)]
+    command += ["--work", str(place / f"work-{name}")]
+    start = time.perf_counter()
+    done = subprocess.run(
+        command,
+        env={**os.environ, **env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wall_s = round(time.perf_counter() - start, 1)
+    if not out.exists():
+        raise SystemExit(f"{name} made no bundle: {done.stderr[-2000:]}")
+    bundle = Bundle.open(out)
+    records = records_of(bundle)
+    verify = bundle.manifest.verify
+    row = {
+        "build": name,
+        "wall_s": wall_s,
+        "stages": dict(bundle.manifest.provenance.get("stages") or ()),
+        "compiled": sum(map(int, _BUILT.findall(done.stderr))),
+        "timed": sum(map(int, _TIMED.findall(done.stderr))),
+        "candidates": len(records),
+        "by_backend": dict(
+            Counter(r.backend for r in records if r.status is Status.OK)
+        ),
+        "verified": bool(verify and verify["ok"]),
+        "said": [
+            line.partition("] ")[2]
+            for line in done.stderr.splitlines()
+            if "] from: " in line or "] upgrade: " in line
+        ],
+    }
+    print(row)
+    return row
+
+
+if __name__ == "__main__":
+    main()
