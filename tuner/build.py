@@ -91,7 +91,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
                 *(plan, coverage.tasks, options, journal, same, start, progress),
                 upgrade=upgrade,
             )
-            made = replace(made, ceilings=ceilings)
+            made = replace(made, ceilings=ceilings or (older.ceilings if older else {}))
         # Without Ray: a bake has the host to itself.
         progress.begin("bake")
         baked = bake(plan, timings(decisions), found.system, options, progress)

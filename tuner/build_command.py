@@ -141,8 +141,9 @@ T = TypeVar("T")
     "from_bundle",
     type=click.Path(readable=False, path_type=Path),
     metavar="OLD",
-    help="Take the times of an older bundle, and the kernels of one that was only "
-    "compiled, where they are of the same candidates.",
+    help="Take of an older bundle what holds here: all of it, verified, where nothing "
+    "has changed; times and kernels of the same candidates; of another environment's "
+    "bundle what the change does not touch.",
 )
 @bake_option
 @click.option(

@@ -113,11 +113,17 @@ def timings(decisions: Iterable[Decision]) -> tuple[Timing, ...]:
 
 
 def decide(
-    task: TuneTask, builds: Sequence[BuildResult], results: Sequence[RunResult]
+    task: TuneTask,
+    builds: Sequence[BuildResult],
+    results: Sequence[RunResult],
+    last: str = "",
 ) -> Decision:
     """Choose the winner of one list and make its records.
 
     A list that the runner cannot try at all is decided by the fixed order, untimed.
+
+    Args:
+        last: As for `choose`.
 
     Raises:
         FlytuneError: no candidate survived.
@@ -140,7 +146,7 @@ def decide(
     winner = (
         min(task.offered.candidates, key=fixed_order)
         if untried
-        else choose(survivors, samples)
+        else choose(survivors, samples, last)
     )
     return Decision(
         task,

@@ -6,8 +6,9 @@ It may be of another environment, of whose software `survival` says what is kept
 import functools
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.held import records_of
@@ -76,6 +77,11 @@ class OlderBundle:
     def same(self) -> tuple[TuningRecord, ...]:
         """Its records, where they are of this very environment; else none."""
         return () if self.changed else self.records
+
+    @property
+    def ceilings(self) -> Mapping[str, Any]:
+        """What the device reaches at most, as was measured where it was built."""
+        return dict(self.bundle.manifest.provenance.get("ceilings") or {})
 
     @property
     def upgrade(self) -> Upgrade | None:

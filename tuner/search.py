@@ -84,6 +84,7 @@ def _decisions(
 ) -> Iterator[Decision]:
     """Yield a decision for every list; what is known of an upgrade comes first."""
     known = [] if upgrade is None else list(filter(None, map(upgrade.known, tasks)))
+    last = {one.task.offered.key: one.winner for one in known}
     done = set()
     if upgrade is not None and known:
         for decision in _of_fronts(work, known, upgrade, progress):
@@ -91,7 +92,9 @@ def _decisions(
             yield decision
     if left := [task for task in tasks if task.offered.key not in done]:
         for timed in work.timed(left):
-            yield decide(*timed).decided_at(progress.elapsed_s)
+            before = last.get(timed.task.offered.key, "")
+            decision = decide(*timed, last=before)
+            yield decision.decided_at(progress.elapsed_s)
 
 
 def _of_fronts(

@@ -1,7 +1,7 @@
 """Choose the winner of one list from its samples.
 
 Candidates that cannot be told from the fastest are a tie, and a tie is broken by a
-fixed order: so independent builds agree.
+fixed order: so independent builds agree. A build from an older bundle keeps its winner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,16 @@ from flytune.tuner.candidate import ATEN, Candidate
 
 
 def choose(
-    candidates: Sequence[Candidate], samples_us: Mapping[str, Sequence[float]]
+    candidates: Sequence[Candidate],
+    samples_us: Mapping[str, Sequence[float]],
+    last: str = "",
 ) -> Candidate:
     """Return the winner among the candidates that have samples.
 
     Args:
         candidates: Those that survived, with a hash in `samples_us` each.
         samples_us: By choice hash, one sample a round, rounds aligned.
+        last: The hash of an older bundle's winner, which a tie goes to.
 
     Raises:
         ValueError: there is no candidate.
@@ -28,6 +31,8 @@ def choose(
     tied = tied_with_fastest(
         {c.choice_hash: samples_us[c.choice_hash] for c in candidates}
     )
+    if last in tied:
+        return next(c for c in candidates if c.choice_hash == last)
     return min((c for c in candidates if c.choice_hash in tied), key=fixed_order)
 
 

@@ -136,7 +136,7 @@ def settled(known: Known, timed: Timed) -> Decision | None:
         Status.OK
     ):
         return None
-    decision = decide(timed.task, timed.builds, timed.results)
+    decision = decide(*timed, last=known.winner)
     now = {record.choice_hash: record for record in decision.records}
     if any(_moved(known, now, name) for name in now if name in known.older):
         return None

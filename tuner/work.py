@@ -52,7 +52,9 @@ class Work:
         self._runners: tuple[RemoteRunner, ...] = ()
 
     def ceilings(self, tasks: Sequence[TuneTask]) -> Mapping[str, Any]:
-        """Return what the first device that has timed reaches at most."""
+        """Return what the first device that has timed reaches; nothing if none has."""
+        if not self._runners:
+            return {}
         dtypes = {task.shape.a_dtype for task in tasks}
         return self._runners[0].ceilings(sorted(dtypes))
 

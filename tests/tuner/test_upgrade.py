@@ -311,3 +311,14 @@ def test_other_hardware_is_refused() -> None:
     here = Target({**HARDWARE, "compute_units": 132}, SOFTWARE)
     with pytest.raises(FlytuneError, match=r"hardware\.compute_units: built for `114`"):
         changes(other, here)
+
+
+def test_a_tie_goes_to_the_winner_of_before() -> None:
+    tie = {**TIMES, "library": 10.01, "a": 10.0}
+    first = decide(*timed(OLD, tie))
+    assert first.winner.choice_hash == "library-old"
+    # It won by its times, and now it is one of two.
+    found = known(records=decide(*timed(OLD, {**TIMES, "library": 10.3})).records)
+    decision = settled(found, timed(found.first, {**TIMES, "library": 10.15}))
+    assert decision is not None
+    assert decision.winner.choice_hash == "a-new"
