@@ -14,6 +14,7 @@ from results import RESULTS
 from tables_amd import compile_text, coverage_text
 from tables_faults import faults_text, fuzz_text
 from tables_token import first_token_text
+from tables_upgrade import upgrade_text
 from tables_vllm import keys_text, ledger_text, start_text
 
 README = Path(__file__).parents[2] / "README.md"
@@ -278,6 +279,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "vllm_keys": keys_text,
     "vllm_start": start_text,
     "ledger": ledger_text,
+    "upgrade": upgrade_text,
 }
 
 if __name__ == "__main__":
