@@ -7,10 +7,10 @@ _BUILDS = {
     "fresh": "from nothing",
     "unchanged": "from that bundle, nothing changed",
     "compiler": "from that bundle, one flag more for the C++ compiler",
-    "gfx950-fresh": "for a gfx950, compiled alone, from nothing",
-    "gfx950-upgraded": "the same, from a bundle of an older Triton",
+    "gfx950-older": "for a gfx950, compiled alone, from nothing, by an older Triton",
+    "gfx950-upgraded": "the same from that bundle, by the next Triton",
 }
-_BESIDE = {"gfx950-fresh": "gfx950-fresh", "gfx950-upgraded": "gfx950-fresh"}
+_BESIDE = {"gfx950-older": "gfx950-older", "gfx950-upgraded": "gfx950-older"}
 
 
 def upgrade_text(result: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ candidates for a gfx950 are compiled under that one, and then from these under t
 environment's own.
 """
 
+import json
 import os
 import re
 import shutil
@@ -39,10 +40,16 @@ _TIMED = re.compile(r"time: (\d+) of \1,")
 @click.option("--model", default="Qwen3-4B", show_default=True)
 @click.option("--tokens", default="1,16", show_default=True)
 @click.option("--policy", default="unfrozen", show_default=True)
+@click.option("--gfx950-model", help="For --triton.  [default: --model]")
 @click.option("--triton", type=click.Path(exists=True, path_type=Path))
-@click.option("--work", type=click.Path(path_type=Path), help="Kept between runs.")
+@click.option("--work", type=click.Path(path_type=Path), help="Keeps what is done.")
 def main(
-    model: str, tokens: str, policy: str, triton: Path | None, work: Path | None
+    model: str,
+    tokens: str,
+    policy: str,
+    gfx950_model: str | None,
+    triton: Path | None,
+    work: Path | None,
 ) -> None:
     """Build, print, and write the result file."""
     with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
@@ -51,7 +58,7 @@ def main(
         words = ("--model", model, "--tokens", tokens, "--policy", policy)
         rows = _cpu(words, place)
         if triton is not None:
-            rows += _gfx950(model, tokens, triton.absolute(), place)
+            rows += _gfx950(gfx950_model or model, triton.absolute(), place)
     by_name = {row["build"]: row for row in rows}
     fresh = by_name["fresh"]["wall_s"]
     figures: dict[str, Any] = {"model": model, "tokens": tokens, "policy": policy}
@@ -73,14 +80,12 @@ def _cpu(words: tuple[str, ...], place: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _gfx950(model: str, tokens: str, triton: Path, place: Path) -> list[dict[str, Any]]:
-    words = ("--model", model, "--tokens", tokens, "--target", "mi355x")
-    words = (*words, "--compile-only")
+def _gfx950(model: str, triton: Path, place: Path) -> list[dict[str, Any]]:
+    words = ("--model", model, "--tokens", "64", "--target", "mi355x", "--compile-only")
     path = os.pathsep.join([str(triton), os.environ.get("PYTHONPATH", "")])
     older = ("--from", str(place / "gfx950-older.tar.zst"))
     return [
         _build("gfx950-older", words, place, {"PYTHONPATH": path}),
-        _build("gfx950-fresh", words, place, {}),
         _build("gfx950-upgraded", (*words, *older), place, {}),
     ]
 
@@ -88,7 +93,14 @@ def _gfx950(model: str, tokens: str, triton: Path, place: Path) -> list[dict[str
 def _build(
     name: str, words: tuple[str, ...], place: Path, env: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Build into a work directory of its own, and say what was done."""
+    """Build into a work directory of its own, and say what was done.
+
+    What was measured in this folder before is not done again.
+    """
+    measured = place / f"{name}.json"
+    if measured.exists():
+        row: dict[str, Any] = json.loads(measured.read_text())
+        return row
     out = place / f"{name}.tar.zst"
     out.unlink(missing_ok=True)
     command = [*COMMAND, "build", *words, "--fresh", "--out", str(out)]
@@ -110,7 +122,7 @@ def _build(
     row = {
         "build": name,
         "wall_s": wall_s,
-        "stages": dict(bundle.manifest.provenance.get("stages") or ()),
+        "stages": bundle.manifest.provenance.get("stages"),
         "compiled": sum(map(int, _BUILT.findall(done.stderr))),
         "timed": sum(map(int, _TIMED.findall(done.stderr))),
         "candidates": len(records),
@@ -124,7 +136,8 @@ def _build(
             if "] from: " in line or "] upgrade: " in line
         ],
     }
-    print(row)
+    measured.write_text(json.dumps(row))
+    print(row, flush=True)
     return row
 
 
