@@ -99,7 +99,8 @@ class TuningRecord:
     """Where the figure comes from, such as "timed" or "recorded"."""
     kernel_digest: str | None = None
     predicted_us: float | None = None
-    """What the cost model said; None where none was asked."""
+    """What a cost model said, or where `pruned_by` is "older" an older bundle's time;
+    None where none was asked."""
     pruned_by: str | None = None
     """The rule that left it untimed; None where it was timed."""
     winner: bool = False

@@ -12,6 +12,9 @@ CPP = "cpp"
 FLYDSL = "flydsl"
 TRITON = "triton"
 
+TIMED = "timed"
+"""The source of what was timed here; others' times name their file."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -156,7 +159,7 @@ class RunResult:
     clock_mhz: float | None = None
     """Of the device, while it was timed."""
     device_uuid: str | None = None
-    source: str = "timed"
+    source: str = TIMED
     """Where the samples come from."""
     canary_us: float | None = None
     """As the record's: of the batch."""

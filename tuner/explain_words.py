@@ -7,6 +7,7 @@ from flytune.caches.lists import TunedList
 from flytune.caches.records import Status, TuningRecord
 from flytune.caches.ties import TIE_BAND
 from flytune.tuner.explain_shape import Backend, Explanation, StoredTimes, Why
+from flytune.tuner.upgrade import OLDER
 
 _WIDTH = 13
 _NO_TIME = "-"
@@ -203,11 +204,13 @@ def _notes(tuned: TunedList, record: TuningRecord) -> Iterator[str]:
         yield "baked"
     if record.pruned_by == "race":
         yield "left the race, surely slower"
+    elif record.pruned_by == OLDER:
+        yield f"left out: {_us(record.predicted_us)} us in an older bundle"
     elif record.pruned_by is not None:
         yield f"left out: {record.pruned_by}"
     if record.status is not Status.OK:
         yield f"{record.status}: {record.reason}"
-    elif record.median_us is None:
+    elif record.median_us is None and record.pruned_by is None:
         yield record.reason or "not timed"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flytune.caches.host import ABSENT
 from flytune.caches.target import PartResult, PartStatus, Target, compare
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import ATEN, CPP, FLYDSL
@@ -74,7 +75,8 @@ def changes(built: Target, here: Target) -> Changes:
                 f"older bundle is for another target: {part}",
                 hint="build without --from",
             )
-        differs = part.status in (PartStatus.MISS, PartStatus.WARNING)
-        if part.status is PartStatus.MISS or (differs and part.part in _OF_TIMES):
+        # Where no device was nothing was timed.
+        times = part.status is PartStatus.WARNING and part.built != ABSENT
+        if part.status is PartStatus.MISS or (times and part.part in _OF_TIMES):
             found.append(part)
     return Changes(tuple(found))

@@ -16,7 +16,7 @@ from flytune.caches.columns import SHAPE_COLUMNS, Status
 from flytune.caches.lists import TunedList
 from flytune.caches.records import TuningRecord
 from flytune.caches.ties import SURE, TIE_BAND
-from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
+from flytune.tuner.candidate import ATEN, TIMED, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide, files_digest, untimed_record
 from flytune.tuner.overlap import Timed
 from flytune.tuner.recall import TRANSIENT
@@ -118,7 +118,7 @@ class Upgrade:
         )
 
     def _is_same(self, record: TuningRecord, build: BuildResult) -> bool:
-        if build.status is not Status.OK or record.median_us is None:
+        if build.status is not Status.OK or record.source != TIMED:
             return False
         if record.backend == ATEN:
             return not self.changed.library

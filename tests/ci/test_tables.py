@@ -46,6 +46,20 @@ def test_an_edited_figure_is_noticed(tables: ModuleType) -> None:
     assert tables.filled(edited) == text
 
 
+def test_builds_from_an_older_bundle_stand_beside_one_from_nothing(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    times = {"fresh": 200.0, "unchanged": 10.0, "gfx950-older": 50.0}
+    rows = [
+        {"build": name, "wall_s": wall_s, "compiled": 2, "timed": 1}
+        for name, wall_s in (*times.items(), ("gfx950-upgraded", 25.0))
+    ]
+    figures = {"model": "M", "tokens": "1,16", "policy": "unfrozen"}
+    text = bench("tables_upgrade").upgrade_text({"figures": figures, "rows": rows})
+    shares = [line.split("|")[3].strip() for line in text.splitlines()[4:]]
+    assert shares == ["", "5%", "", "50%"]
+
+
 def test_a_table_without_a_result_is_empty(
     tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -291,6 +291,13 @@ def test_a_backend_without_a_time(make: Callable[..., Path]) -> None:
     assert "flydsl: none has a time: 1 timeout, 1 fault" in result.stdout
 
 
+def test_what_an_upgrade_has_left_out(make: Callable[..., Path]) -> None:
+    old = record("old", pruned_by="older", predicted_us=20.04)
+    result = run(make([*LIST, old]), "16x4096x1024")
+    (line,) = (li for li in result.stdout.splitlines() if "tile=old" in li)
+    assert line.split("tile=old")[1].strip() == ("left out: 20.0 us in an older bundle")
+
+
 def test_what_a_graph_holds_instead(make: Callable[..., Path]) -> None:
     records = [replace(LIBRARY, baked=True), replace(WON, baked=False)]
     assert said(run(make(records), "16x4096x1024"), "baked") == (

@@ -206,6 +206,12 @@ def test_other_bytes_do_not_stand() -> None:
     assert upgrade().standing(more, built(more.first)) is None
 
 
+def test_times_that_others_recorded_do_not_stand() -> None:
+    recorded = [replace(r, source="table.csv") for r in DECIDED.records]
+    found = known(records=recorded)
+    assert upgrade(recorded).standing(found, built(found.first)) is None
+
+
 def after(**times: float | None) -> Decision | None:
     found = known()
     return settled(found, timed(found.first, {**TIMES, **times}))
@@ -285,6 +291,7 @@ def test_what_is_left_out_once_is_left_out_again() -> None:
         ({"cuda": "13.1"}, {"library", "graphs"}),
         ({"driver": "590.1"}, {"times"}),
         ({"glibc": "2.40"}, set()),
+        ({"compiler": "clang: 17"}, set()),
     ],
 )
 def test_what_a_change_touches(software: dict[str, Part], touched: set[str]) -> None:
@@ -322,3 +329,8 @@ def test_a_tie_goes_to_the_winner_of_before() -> None:
     decision = settled(found, timed(found.first, {**TIMES, "library": 10.15}))
     assert decision is not None
     assert decision.winner.choice_hash == "a-new"
+
+
+def test_where_no_device_was_there_were_no_times() -> None:
+    before = Target(HARDWARE, {**SOFTWARE, "driver": "absent"})
+    assert not changes(before, Target(HARDWARE, SOFTWARE))
