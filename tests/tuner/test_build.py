@@ -161,7 +161,8 @@ def test_a_build_from_an_older_bundle_of_another_compiler(
 ) -> None:
     """A flag more makes other C++ kernels: they alone are compiled and timed."""
     wrapper = tmp_path / "g++"
-    wrapper.write_text('#!/bin/sh\nexec /usr/bin/g++ -fno-tree-vectorize "$@"\n')
+    real = shutil.which("g++")
+    wrapper.write_text(f'#!/bin/sh\nexec {real} -fno-tree-vectorize "$@"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
     older = unfrozen_build.bundle
