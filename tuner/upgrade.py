@@ -47,6 +47,11 @@ class Known:
     """Hashes of the candidates that come first, and of those that are new."""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether there is nothing beside the front."""
+        return len(self.front) == len(self.task.offered.candidates)
+
+    @property
     def first(self) -> TuneTask:
         """The task of the front alone."""
         return only(self.task, self.front)
@@ -130,8 +135,14 @@ def settled(known: Known, timed: Timed) -> Decision | None:
     """Return the decision of a list whose front was timed, unless the front moved.
 
     It moved where the older winner has no time, or a candidate's time over the
-    winner's is another than it was, by more than the tie band and surely.
+    winner's is another than it was, by more than the tie band and surely. A front that
+    is all of the list decides however it moved.
+
+    Raises:
+        FlytuneError: it is all of the list, and no candidate survived.
     """
+    if known.is_whole:
+        return decide(*timed, last=known.winner)
     if next(r for r in timed.results if r.choice_hash == known.winner).status is not (
         Status.OK
     ):

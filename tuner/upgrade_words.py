@@ -59,7 +59,8 @@ def plan_lines(lists: Sequence[TunedList], changed: Changes) -> Iterator[str]:
         f"first {first} candidates of {len(known)} lists, the winners, the runners-up "
         f"and each backend's best: {_cost(known, front_of, changed).words(cores)}"
     )
-    rest = sum(len(one.records) for one in known) - first
+    if not (rest := sum(len(one.records) for one in known) - first):
+        return
     whole = _cost(known, lambda one: one.records, changed)
     yield (
         f"then {rest} more, only where a front has moved; all at once would take "

@@ -246,6 +246,16 @@ def test_a_front_that_has_moved_does_not(times: dict[str, float | None]) -> None
     assert after(**times) is None
 
 
+def test_a_front_that_is_all_of_the_list_decides() -> None:
+    small = ("library", "a")
+    found = known(
+        offered("-new", small), decide(*timed(offered("-old", small), TIMES)).records
+    )
+    decision = settled(found, timed(found.first, {"library": 9.0, "a": None}))
+    assert decision is not None
+    assert decision.winner.choice_hash == "library-new"
+
+
 def test_a_runner_up_that_fails_is_a_row() -> None:
     decision = after(b=None)
     assert decision is not None

@@ -127,6 +127,11 @@ def test_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_nothing_comes_later_where_all_comes_first() -> None:
+    some = lists_of(r for r in records() if r.config in ("11.0", "10.0", "13.0"))
+    assert len(list(plan_lines(some, moved(triton="3.9.0")))) == 1
+
+
 def test_what_the_records_do_not_tell() -> None:
     first, _ = plan_lines(lists(batch_s=None), moved(triton="3.9.0"))
     assert first.endswith("cores, and on the device what the records do not tell")
