@@ -45,6 +45,8 @@ def publish_unchanged(
     Raises:
         FlytuneError: its files are corrupt, or the output cannot be written.
     """
+    if older.changed:
+        return None
     if differs := next(_differences(plan, options, older), ""):
         progress.say(f"from: the older bundle is taken in parts: {differs}")
         return None
@@ -79,8 +81,6 @@ def _differences(
 ) -> Iterator[str]:
     """Yield in what the older bundle is not what this build would make."""
     manifest = older.bundle.manifest
-    if older.changed:
-        yield str(older.changed.parts[0])
     if options.runs_nothing or plan.program is None or manifest.compiled_only:
         yield "nothing is baked"
         return

@@ -138,10 +138,6 @@ def test_what_does_not_hit_any_more_goes_the_long_way(
         ({"bake": {"passes": [], "settled": True}}, "nothing is baked"),
         ({"options": {"runs_nothing": True}}, "nothing is baked"),
         ({"options": {"exclude": frozenset(["x"])}}, "candidates are kept out"),
-        (
-            {"target": Target(TARGET.hardware, {"torch": "2.16.0"})},
-            "software.torch: built for `2.15.0`, here `2.16.0`",
-        ),
     ],
 )
 def test_another_build_is_not_taken_whole(
@@ -153,6 +149,14 @@ def test_another_build_is_not_taken_whole(
     assert publish(**changes) is None
     told = capsys.readouterr().err
     assert f"from: the older bundle is taken in parts: {said}\n" in told
+
+
+def test_another_environment_is_not_asked(
+    publish: Publish, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What differs there is said already."""
+    assert publish(target=Target(TARGET.hardware, {"torch": "2.16.0"})) is None
+    assert capsys.readouterr().err == ""
 
 
 def test_what_cost_a_device_is_kept_out(
