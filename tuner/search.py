@@ -122,8 +122,8 @@ def _of_fronts(
             held += 1
             yield decision.decided_at(progress.elapsed_s)
     progress.say(
-        f"upgrade: lists that stand as they were: {stood}; whose front has not moved: "
-        f"{held}; whose front has, which are timed whole: {len(moved) - held}"
+        f"upgrade: lists that stand as they were: {stood}; that their front decides: "
+        f"{held}; whose front has moved, timed whole: {len(moved) - held}"
     )
 
 

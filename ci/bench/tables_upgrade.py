@@ -3,34 +3,30 @@
 from collections.abc import Mapping
 from typing import Any
 
-_BUILDS = {
+_BESIDE = {"unchanged": "fresh", "compiler": "small", "triton": "gfx950"}
+_WORDS = {
     "fresh": "from nothing",
     "unchanged": "from that bundle, nothing changed",
+    "small": "from nothing",
     "compiler": "from that bundle, one flag more for the C++ compiler",
-    "gfx950-older": "for a gfx950, compiled alone, from nothing, by an older Triton",
-    "gfx950-upgraded": "the same from that bundle, by the next Triton",
+    "gfx950": "one list for a gfx950, compiled alone by Triton {triton}",
+    "triton": "from that bundle, by Triton {triton}",
 }
-_BESIDE = {"gfx950-older": "gfx950-older", "gfx950-upgraded": "gfx950-older"}
 
 
 def upgrade_text(result: Mapping[str, Any]) -> str:
-    """Return the builds, a row each, beside the one from nothing."""
-    figures = result["figures"]
+    """Return the builds, a row each, beside the one that made their older bundle."""
     rows = {row["build"]: row for row in result["rows"]}
     lines = [
-        f"{figures['model']} at {figures['tokens']} tokens, under the policy "
-        f"{figures['policy']}:",
-        "",
-        "| build | wall time | of one from nothing | kernels compiled | lists timed |",
+        "| build | wall time | beside the first | kernels compiled | lists timed |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, words in _BUILDS.items():
-        if name not in rows:
-            continue
-        row, beside = rows[name], rows[_BESIDE.get(name, "fresh")]
-        share = "" if row is beside else f"{row['wall_s'] / beside['wall_s']:.0%}"
+    for name, row in rows.items():
+        beside = rows.get(_BESIDE.get(name, ""))
+        what = "" if beside else f"{row['model']} at {row['tokens']} tokens, "
+        share = f"{row['wall_s'] / beside['wall_s']:.1%}" if beside else ""
         lines.append(
-            f"| {words} | {row['wall_s']:.0f} s | {share} | {row['compiled']} | "
-            f"{row['timed']} |"
+            f"| {what}{_WORDS[name].format(**row)} | {row['wall_s']:.0f} s | {share} | "
+            f"{row['compiled']} | {row['timed']} |"
         )
     return "\n".join(lines)

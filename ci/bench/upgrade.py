@@ -1,12 +1,12 @@
 """What a build from an older bundle takes beside a fresh one, and what it does again.
 
-`python ci/bench/upgrade.py [--model Qwen3-4B] [--tokens 1,16] [--triton DIR]`
+`python ci/bench/upgrade.py [--model Qwen3-4B] [--tokens 1..12] [--triton DIR]`
 
-The same build thrice: fresh; from the first one's bundle, with nothing changed; and
-from it with a compiler that has one flag more. With `--triton`, a folder into which
-another Triton was installed (`pip install --target DIR --no-deps triton==3.8.0`),
-candidates for a gfx950 are compiled under that one, and then from these under the
-environment's own.
+The same build twice: from nothing, and from the first one's bundle with nothing
+changed. A small one twice: from nothing, and from that with one flag more for the C++
+compiler. With `--triton`, a folder into which another Triton was installed (`pip
+install --target DIR --no-deps triton==3.8.0`), one list for a gfx950 is compiled under
+that one, and then from that bundle under the environment's own.
 """
 
 import json
@@ -31,6 +31,9 @@ from flytune.caches.held import records_of
 from flytune.caches.target import Target
 
 FLAG = "-fno-tree-vectorize"
+BESIDE = {"unchanged": "fresh", "compiler": "small", "triton": "gfx950"}
+"""Each build from an older bundle, and the one that made that bundle."""
+DATA = "tests/data"
 # The last line of each run of a stage.
 _BUILT = re.compile(r"build: (\d+) of \1,")
 _TIMED = re.compile(r"time: (\d+) of \1,")
@@ -38,55 +41,56 @@ _TIMED = re.compile(r"time: (\d+) of \1,")
 
 @click.command()
 @click.option("--model", default="Qwen3-4B", show_default=True)
-@click.option("--tokens", default="1,16", show_default=True)
-@click.option("--policy", default="unfrozen", show_default=True)
-@click.option("--gfx950-model", help="For --triton.  [default: --model]")
+@click.option("--tokens", default="1..12", show_default=True)
 @click.option("--triton", type=click.Path(exists=True, path_type=Path))
 @click.option("--work", type=click.Path(path_type=Path), help="Keeps what is done.")
-def main(
-    model: str,
-    tokens: str,
-    policy: str,
-    gfx950_model: str | None,
-    triton: Path | None,
-    work: Path | None,
-) -> None:
+def main(model: str, tokens: str, triton: Path | None, work: Path | None) -> None:
     """Build, print, and write the result file."""
     with tempfile.TemporaryDirectory(prefix="flytune-bench-") as directory:
         place = work or Path(directory)
         place.mkdir(parents=True, exist_ok=True)
-        words = ("--model", model, "--tokens", tokens, "--policy", policy)
-        rows = _cpu(words, place)
+        rows = [*_unchanged(model, tokens, place), *_compiler(place)]
         if triton is not None:
-            rows += _gfx950(gfx950_model or model, triton.absolute(), place)
-    by_name = {row["build"]: row for row in rows}
-    fresh = by_name["fresh"]["wall_s"]
-    figures: dict[str, Any] = {"model": model, "tokens": tokens, "policy": policy}
-    for name in ("unchanged", "compiler"):
-        figures[f"{name}_share"] = round(by_name[name]["wall_s"] / fresh, 3)
+            rows += _gfx950(triton.absolute(), place)
+    times = {row["build"]: row["wall_s"] for row in rows}
+    figures = {
+        f"{name}_share": round(times[name] / times[beside], 3)
+        for name, beside in BESIDE.items()
+        if name in times
+    }
     slug = Target.here(threads=len(os.sched_getaffinity(0))).slug
     print(f"wrote {write_result('upgrade', slug, figures, rows)}")
 
 
-def _cpu(words: tuple[str, ...], place: Path) -> list[dict[str, Any]]:
-    wrapper = place / "g++"
-    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} {FLAG} "$@"\n')
-    wrapper.chmod(0o755)
+def _unchanged(model: str, tokens: str, place: Path) -> list[dict[str, Any]]:
+    words = ("--model", model, "--tokens", tokens)
     older = ("--from", str(place / "fresh.tar.zst"))
     return [
         _build("fresh", words, place, {}),
         _build("unchanged", (*words, *older), place, {}),
+    ]
+
+
+def _compiler(place: Path) -> list[dict[str, Any]]:
+    wrapper = place / "g++"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} {FLAG} "$@"\n')
+    wrapper.chmod(0o755)
+    words = ("--model", f"{DATA}/tiny-llama.json", "--tokens", "1,8")
+    older = ("--from", str(place / "small.tar.zst"))
+    return [
+        _build("small", words, place, {}),
         _build("compiler", (*words, *older), place, {"CXX": str(wrapper)}),
     ]
 
 
-def _gfx950(model: str, triton: Path, place: Path) -> list[dict[str, Any]]:
-    words = ("--model", model, "--tokens", "64", "--target", "mi355x", "--compile-only")
+def _gfx950(triton: Path, place: Path) -> list[dict[str, Any]]:
+    words = ("--model", f"{DATA}/square-llama.json", "--tokens", "64")
+    words = (*words, "--target", "mi355x", "--compile-only")
     path = os.pathsep.join([str(triton), os.environ.get("PYTHONPATH", "")])
-    older = ("--from", str(place / "gfx950-older.tar.zst"))
+    older = ("--from", str(place / "gfx950.tar.zst"))
     return [
-        _build("gfx950-older", words, place, {"PYTHONPATH": path}),
-        _build("gfx950-upgraded", (*words, *older), place, {}),
+        _build("gfx950", words, place, {"PYTHONPATH": path}),
+        _build("triton", (*words, *older), place, {}),
     ]
 
 
@@ -121,6 +125,9 @@ def _build(
     verify = bundle.manifest.verify
     row = {
         "build": name,
+        "model": bundle.manifest.model["name"],
+        "tokens": words[words.index("--tokens") + 1],
+        "triton": bundle.manifest.target["software"]["triton"],
         "wall_s": wall_s,
         "stages": bundle.manifest.provenance.get("stages"),
         "compiled": sum(map(int, _BUILT.findall(done.stderr))),

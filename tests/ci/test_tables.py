@@ -49,15 +49,13 @@ def test_an_edited_figure_is_noticed(tables: ModuleType) -> None:
 def test_builds_from_an_older_bundle_stand_beside_one_from_nothing(
     bench: Callable[[str], ModuleType],
 ) -> None:
-    times = {"fresh": 200.0, "unchanged": 10.0, "gfx950-older": 50.0}
-    rows = [
-        {"build": name, "wall_s": wall_s, "compiled": 2, "timed": 1}
-        for name, wall_s in (*times.items(), ("gfx950-upgraded", 25.0))
-    ]
-    figures = {"model": "M", "tokens": "1,16", "policy": "unfrozen"}
-    text = bench("tables_upgrade").upgrade_text({"figures": figures, "rows": rows})
-    shares = [line.split("|")[3].strip() for line in text.splitlines()[4:]]
-    assert shares == ["", "5%", "", "50%"]
+    times = {"fresh": 200.0, "unchanged": 9.0, "gfx950": 50.0, "triton": 25.0}
+    common = {"model": "M", "tokens": "1,16", "compiled": 2, "timed": 1, "triton": "3"}
+    rows = [{"build": name, "wall_s": s, **common} for name, s in times.items()]
+    text = bench("tables_upgrade").upgrade_text({"rows": rows})
+    cells = [line.split("|") for line in text.splitlines()[2:]]
+    assert [cell[3].strip() for cell in cells] == ["", "4.5%", "", "50.0%"]
+    assert cells[0][1] == " M at 1,16 tokens, from nothing "
 
 
 def test_a_table_without_a_result_is_empty(

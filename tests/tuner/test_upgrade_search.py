@@ -132,8 +132,8 @@ def test_what_is_compiled_and_timed(
     _, told = searched
     assert "upgrade: 3 lists are known; 9 of their 15 candidates come first" in told
     assert (
-        "upgrade: lists that stand as they were: 1; whose front has not moved: 1; "
-        "whose front has, which are timed whole: 1" in told
+        "upgrade: lists that stand as they were: 1; that their front decides: 1; "
+        "whose front has moved, timed whole: 1" in told
     )
 
 
