@@ -11,6 +11,12 @@ from flytune.tuner.candidate import ATEN, CPP, FLYDSL
 _TORCH = ("software.torch", "software.torch_git", "software.torch_key")
 _TRITON = ("software.triton", "software.triton_key")
 _ABI = "software.python_abi"
+# Where the version differs, the build says no more.
+_VERSION_OF = {
+    "software.torch_git": "software.torch",
+    "software.torch_key": "software.torch",
+    "software.triton_key": "software.triton",
+}
 # No key holds them, and times depend on them.
 _OF_TIMES = (
     *("software.driver", "hardware.product", "hardware.smi_product"),
@@ -79,4 +85,5 @@ def changes(built: Target, here: Target) -> Changes:
         times = part.status is PartStatus.WARNING and part.built != ABSENT
         if part.status is PartStatus.MISS or (times and part.part in _OF_TIMES):
             found.append(part)
-    return Changes(tuple(found))
+    names = {part.part for part in found}
+    return Changes(tuple(p for p in found if _VERSION_OF.get(p.part) not in names))

@@ -314,6 +314,16 @@ def test_what_a_change_touches(software: dict[str, Part], touched: set[str]) -> 
     assert bool(found) == bool(touched)
 
 
+def test_a_version_says_it_all() -> None:
+    """What is known of the build later is no news then."""
+    keyed = Target(HARDWARE, {**SOFTWARE, "triton_key": "a", "torch_key": "a"})
+    other = {**keyed.software, "triton": "3.9.0", "triton_key": "b"}
+    found = changes(keyed, Target(HARDWARE, other))
+    assert [part.part for part in found.parts] == ["software.triton"]
+    found = changes(keyed, Target(HARDWARE, {**keyed.software, "triton_key": "b"}))
+    assert [part.part for part in found.parts] == ["software.triton_key"]
+
+
 def test_a_compiler_is_of_cpp_kernels() -> None:
     hardware: dict[str, Part] = {"kind": "cpu", "isa": ("avx2",)}
     here = Target(hardware, {**SOFTWARE, "compiler": "g++-13: 13", "triton": "3.9.0"})

@@ -15,7 +15,10 @@ from flytune.tuner.survival import Changes, changes
 from flytune.tuner.upgrade_words import plan_lines, survival_lines
 
 HARDWARE: dict[str, Part] = {"kind": "cuda", "vendor": "amd", "arch": "gfx950"}
-SOFTWARE: dict[str, Part] = {"triton": "3.8.0", "flydsl": "0.3.4.1", "driver": "6.1"}
+SOFTWARE: dict[str, Part] = {
+    **{"triton": "3.8.0", "triton_key": "b" * 1700, "flydsl": "0.3.4.1"},
+    "driver": "6.1",
+}
 TIMES = {"aten": (11.0,), "triton": (10.0, 12.0, 20.0, 21.0), "flydsl": (13.0, 14.0)}
 
 
@@ -94,6 +97,19 @@ def bundle() -> Manifest:
                 "library timings       1 times      kept",
                 "template timings      6 times      kept where the bytes are the same: "
                 "software.triton",
+            ],
+        ),
+        (
+            {"triton_key": "a" * 1700},
+            [
+                "software.triton_key: that of another build",
+                "graphs                3 files      made again: software.triton_key",
+                "flydsl kernels        2 candidates kept",
+                "triton kernels        4 candidates compiled again: "
+                "software.triton_key",
+                "library timings       1 times      kept",
+                "template timings      6 times      kept where the bytes are the same: "
+                "software.triton_key",
             ],
         ),
         (
