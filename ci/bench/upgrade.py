@@ -103,8 +103,8 @@ def _build(
     """
     measured = place / f"{name}.json"
     if measured.exists():
-        row: dict[str, Any] = json.loads(measured.read_text())
-        return row
+        known: dict[str, Any] = json.loads(measured.read_text())
+        return known
     out = place / f"{name}.tar.zst"
     out.unlink(missing_ok=True)
     command = [*COMMAND, "build", *words, "--fresh", "--out", str(out)]
@@ -120,18 +120,27 @@ def _build(
     wall_s = round(time.perf_counter() - start, 1)
     if not out.exists():
         raise SystemExit(f"{name} made no bundle: {done.stderr[-2000:]}")
-    bundle = Bundle.open(out)
-    records = records_of(bundle)
-    verify = bundle.manifest.verify
     row = {
         "build": name,
+        "wall_s": wall_s,
+        **_told(Bundle.open(out), words, done.stderr),
+    }
+    measured.write_text(json.dumps(row))
+    print(row, flush=True)
+    return row
+
+
+def _told(bundle: Bundle, words: tuple[str, ...], log: str) -> dict[str, Any]:
+    """Return what a bundle and its build's log tell."""
+    records = records_of(bundle)
+    verify = bundle.manifest.verify
+    return {
         "model": bundle.manifest.model["name"],
         "tokens": words[words.index("--tokens") + 1],
         "triton": bundle.manifest.target["software"]["triton"],
-        "wall_s": wall_s,
         "stages": bundle.manifest.provenance.get("stages"),
-        "compiled": sum(map(int, _BUILT.findall(done.stderr))),
-        "timed": sum(map(int, _TIMED.findall(done.stderr))),
+        "compiled": sum(map(int, _BUILT.findall(log))),
+        "timed": sum(map(int, _TIMED.findall(log))),
         "candidates": len(records),
         "by_backend": dict(
             Counter(r.backend for r in records if r.status is Status.OK)
@@ -139,13 +148,10 @@ def _build(
         "verified": bool(verify and verify["ok"]),
         "said": [
             line.partition("] ")[2]
-            for line in done.stderr.splitlines()
+            for line in log.splitlines()
             if "] from: " in line or "] upgrade: " in line
         ],
     }
-    measured.write_text(json.dumps(row))
-    print(row, flush=True)
-    return row
 
 
 if __name__ == "__main__":
