@@ -52,7 +52,7 @@ class Backend:
     over: float | None
     """Share by which it takes longer than the winner, 0.03 for 3 %."""
     failed: Mapping[str, int]
-    """Candidates without a time, by status."""
+    """Candidates without a time, by status; "ok" where they were not timed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,10 @@ def _facts(one: Explanation) -> Iterator[tuple[str, str]]:
     calls = f"{shape.count} call{'s' * (shape.count != 1)} in a forward pass"
     yield "asked by", f"{', '.join(one.modules) or 'no module that is known'}; {calls}"
     yield "won", _won(one)
-    yield from (("others", _other(backend)) for backend in one.backends)
+    if one.why is Why.UNDECIDED:
+        yield from (("compiled", _statuses(backend)) for backend in one.backends)
+    else:
+        yield from (("others", _other(backend)) for backend in one.backends)
     if text := _baked(one.tuned):
         yield "baked", text
 
@@ -106,12 +109,16 @@ def _whose(one: Explanation) -> str:
     return ", in times that others recorded" if one.recorded else ""
 
 
+def _statuses(backend: Backend) -> str:
+    counts = ", ".join(f"{n} {status}" for status, n in backend.failed.items())
+    return f"{backend.backend}: {counts}"
+
+
 def _other(backend: Backend) -> str:
-    failed = ", ".join(f"{n} {status}" for status, n in backend.failed.items())
     if backend.best is None:
-        return f"{backend.backend}: none has a time: {failed}"
+        return f"without a time, {_statuses(backend)}"
     cost = "" if backend.over is None else f", {_share(backend.over)}"
-    rest = f"; without a time: {failed}" if failed else ""
+    rest = f"; without a time, {_statuses(backend)}" if backend.failed else ""
     return (
         f"{backend.backend}: {_us(backend.best.median_us)} us at best{cost}"
         f"{_parameters(backend.best)}{rest}"

@@ -284,11 +284,21 @@ def test_why(
     assert row["why"] == why
 
 
+def test_what_was_only_compiled_is_counted(make: Callable[..., Path]) -> None:
+    failed = record("b", status=Status.COMPILE_ERROR, reason="no")
+    result = run(make([library(), record("a"), failed]), "16x4096x1024")
+    counts = [li for li in result.stdout.splitlines() if li.startswith("compiled ")]
+    assert sorted(counts) == [
+        "compiled     aten: 1 ok",
+        "compiled     triton: 1 ok, 1 compile_error",
+    ]
+
+
 def test_a_backend_without_a_time(make: Callable[..., Path]) -> None:
     flydsl = record("f", backend="flydsl", status=Status.TIMEOUT, reason="90 s")
     other = record("g", backend="flydsl", status=Status.FAULT, reason="died")
     result = run(make([*LIST, flydsl, other]), "16x4096x1024")
-    assert "flydsl: none has a time: 1 timeout, 1 fault" in result.stdout
+    assert "others       without a time, flydsl: 1 timeout, 1 fault" in result.stdout
 
 
 def test_what_an_upgrade_has_left_out(make: Callable[..., Path]) -> None:
