@@ -67,7 +67,11 @@ def target_misses(manifest: Manifest) -> tuple[str, ...]:
 
 
 def verify_directory(
-    placed: Path, manifest: Manifest, output: IO[Any] | None = None
+    placed: Path,
+    manifest: Manifest,
+    output: IO[Any] | None = None,
+    *,
+    once: bool = False,
 ) -> Verdict:
     """Run the program of a bundle's unpacked files, which may be changed by it.
 
@@ -76,6 +80,8 @@ def verify_directory(
 
     Args:
         output: Gets what a command prints; stderr where None.
+        once: Whether each graph of a program of our own is asked for once, and not in
+            the other orders and ways that serving may.
     """
     output = sys.stderr if output is None else output
     cache_dir = placed / CACHES
@@ -84,7 +90,10 @@ def verify_directory(
     programs = singles(manifest)
     verdicts = []
     for program in programs:
-        runs = [_run(placed, program, one, output) for one in variants_here(program)]
+        runs = [
+            _run(placed, program, variant, output, once)
+            for variant in variants_here(program)
+        ]
         verdict = functools.reduce(both, runs)
         whose = f"{program_name(program)}: " if len(programs) > 1 else ""
         verdicts.append(of_program(verdict, whose))
@@ -92,7 +101,7 @@ def verify_directory(
 
 
 def _run(
-    placed: Path, manifest: Manifest, variant: Variant, output: IO[Any]
+    placed: Path, manifest: Manifest, variant: Variant, output: IO[Any], once: bool
 ) -> Verdict:
     """Run the program as one variant of the bundle is served."""
     cache_dir = placed / CACHES
@@ -101,7 +110,7 @@ def _run(
     if (spec := command_of(manifest.program)) is not None:
         found = _run_command(placed, spec, variant, baked, before, output)
     else:
-        found = _run_session(placed, manifest, variant, baked, before)
+        found = _run_session(placed, manifest, variant, baked, before, once)
     return of_program(found, "".join(f"without {name}: " for name in variant.without))
 
 
@@ -111,6 +120,7 @@ def _run_session(
     variant: Variant,
     baked: tuple[GraphKey, ...],
     before: frozenset[str],
+    once: bool,
 ) -> Verdict:
     """Run a program of our own, whose outputs are compared with eager's."""
     cache_dir, result_path = placed / CACHES, placed / "result.json"
@@ -121,6 +131,8 @@ def _run_session(
         "between": variant.policy.dynamic,
         "seed": VERIFY_SEED,
         "without": variant.without,
+        "again": not once,
+        "variants": not once,
     }
     env = clean_environment(variant.policy, cache_dir)
     run_module(SESSION, request, result_path, env, what="the verified program")

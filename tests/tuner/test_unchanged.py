@@ -23,6 +23,7 @@ from flytune.tuner.publish import Built, model_row
 from flytune.tuner.quarantine import NAME
 from flytune.tuner.runner import Device
 
+POLICY = {"name": "unfrozen", "tokens": [1, 8, 4]}
 HITS = replace(refused_bundle(()), work={})
 TARGET = Target({"kind": "cpu", "isa": ("avx2",)}, {"torch": "2.15.0"})
 OPTIONS: Any = SimpleNamespace(
@@ -32,8 +33,8 @@ OPTIONS: Any = SimpleNamespace(
 )
 PLAN: Any = SimpleNamespace(
     model=find_model("Qwen3-4B"),
-    program=SimpleNamespace(to_json=lambda: {"kind": "model", "tokens": (1, 8)}),
-    policy=SimpleNamespace(to_json=lambda: {"name": "unfrozen"}),
+    program=SimpleNamespace(to_json=lambda: {"kind": "model", "decode": (8, 2, 4)}),
+    policy=SimpleNamespace(to_json=lambda: POLICY, tokens=(1, 8, 4)),
     shapes=("one", "two"),
 )
 
@@ -43,8 +44,8 @@ def manifest(**changes: Any) -> Manifest:
         created="2026-01-02T03:04:05Z",
         flytune="0.1.0",
         model=model_row(PLAN, OPTIONS),
-        program={"kind": "model", "tokens": [1, 8]},
-        policy={"name": "unfrozen"},
+        program={"kind": "model", "decode": [8, 2, 4]},
+        policy=POLICY,
         inductor_config={},
         target=TARGET.to_json(),
         software="serving",
@@ -75,8 +76,12 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
         write_records((), staged / RECORDS_NAME)
         path = pack(staged, manifest(**changes), tmp_path / "old", keys=[own_key()])
 
-        def verify_directory(placed: Path, *_: object) -> Verdict:
+        def verify_directory(
+            placed: Path, brief: Manifest, _: object, *, once: bool
+        ) -> Verdict:
             assert verdict is not None, "nothing is run"
+            assert (brief.policy["tokens"], once) == ([1, 8], True)
+            assert brief.program["decode"] == [2, 8]
             # What a run leaves there is not packed.
             (placed / "inductor" / "left").write_bytes(b"by the run")
             return verdict
@@ -106,6 +111,8 @@ def test_what_hits_is_published_with_the_files_of_before(
     assert new.files == old.files
     assert new.verify is not None
     assert new.verify["ok"]
+    assert new.verify["again"]["ok"]
+    assert (new.policy, new.program) == (old.policy, old.program)
     assert new.created > old.created
     assert new.provenance["command"] == ["flytune", "build"]
     # What the device reaches was measured then.
@@ -125,7 +132,7 @@ def test_what_does_not_hit_any_more_goes_the_long_way(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"program": {"kind": "model", "tokens": [1]}}, "`program` differs"),
+        ({"program": {"kind": "model", "decode": [1]}}, "`program` differs"),
         ({"policy": {"name": "frozen"}}, "`policy` differs"),
         ({"model": {"name": "another"}}, "`model` differs"),
         ({"coverage": {"search": "exhaustive", "planned": 2}}, "`search` differs"),
