@@ -113,6 +113,7 @@ def _differences(
         ("policy", manifest.policy, plan.policy.to_json()),
         ("search", manifest.coverage.get("search"), options.search),
         ("planned GEMMs", manifest.coverage.get("planned"), len(plan.shapes)),
+        ("flytune", manifest.flytune, importlib.metadata.version("flytune")),
         ("software", manifest.software, "serving"),
         ("verified", (manifest.verify or {}).get("ok"), True),
         ("settled", manifest.bake.get("settled"), True),

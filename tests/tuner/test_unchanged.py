@@ -1,5 +1,6 @@
 """When an older bundle is taken whole; that it hits then, real builds test."""
 
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ PLAN: Any = SimpleNamespace(
 def manifest(**changes: Any) -> Manifest:
     whole = Manifest(
         created="2026-01-02T03:04:05Z",
-        flytune="0.1.0",
+        flytune=importlib.metadata.version("flytune"),
         model=model_row(PLAN, OPTIONS),
         program={"kind": "model", "decode": [8, 2, 4]},
         policy=POLICY,
@@ -138,6 +139,7 @@ def test_what_does_not_hit_any_more_goes_the_long_way(
         ({"coverage": {"search": "exhaustive", "planned": 2}}, "`search` differs"),
         ({"coverage": {"planned": 2}}, "`search` differs"),
         ({"coverage": {"search": "default"}}, "`planned GEMMs` differs"),
+        ({"flytune": "0.0.1"}, "`flytune` differs"),
         ({"software": "stand-in"}, "`software` differs"),
         ({"verify": None}, "`verified` differs"),
         ({"verify": {"ok": False}}, "`verified` differs"),
