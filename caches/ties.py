@@ -90,11 +90,18 @@ def _difference(samples: Sequence[float], best: Sequence[float]) -> tuple[float,
     Both candidates ran in every round, so a drift cancels in the difference; and
     outliers are drawn in. A mean tells more from as many rounds than a median does.
     """
-    differences = [a - b for a, b in zip(samples, best, strict=True)]
-    if len(differences) < 2:
-        return differences[0], math.inf
-    low, _, high = statistics.quantiles(differences)
+    return drawn_mean([a - b for a, b in zip(samples, best, strict=True)])
+
+
+def drawn_mean(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of values, outliers drawn in, and its standard error.
+
+    Of one value the error is infinite.
+    """
+    if len(values) < 2:
+        return values[0], math.inf
+    low, _, high = statistics.quantiles(values)
     reach = _OUTLIER_RANGES * (high - low)
-    drawn_in = [min(max(value, low - reach), high + reach) for value in differences]
+    drawn_in = [min(max(value, low - reach), high + reach) for value in values]
     error = statistics.stdev(drawn_in) / len(drawn_in) ** 0.5
     return statistics.fmean(drawn_in), error

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from flytune.caches.bundle import writing
+from flytune.caches.regression.again import Retime
 from flytune.caches.regression.annotations import annotations
 from flytune.caches.regression.check import Check, Settings, check
 from flytune.caches.regression.junit import junit
@@ -19,6 +20,9 @@ from flytune.caches.regression.rows import rows
 from flytune.caches.regression.serving import Serving
 from flytune.caches.regression.sides import Side
 from flytune.caches.regression.table import text
+from flytune.caches.trust import HERE, Trust, admit
+from flytune.tuner.signals import ended_by_signals
+from flytune.tuner.trust_options import trust_options
 
 
 class _Share(click.ParamType[float]):
@@ -99,6 +103,13 @@ def _number(_: click.Context, __: click.Parameter, value: float) -> float:
     metavar="FILE",
     help="TOML: thresholds by shape, and waivers until a date.",
 )
+@click.option(
+    "--retime",
+    is_flag=True,
+    help="Time both bundles' winners side by side on the device at hand, where the "
+    "times on record decide nothing. Runs both: they must be trusted.",
+)
+@trust_options
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout.")
 @click.option("--junit", "junit_file", type=_FILE, metavar="FILE", help="JUnit XML.")
 @click.option(
@@ -124,6 +135,8 @@ def check_command(
     max_growth: float,
     serving_policy: Path | None,
     limits: Path | None,
+    retime: bool,
+    trust: Trust,
     as_json: bool,
     junit_file: Path | None,
     markdown_file: Path | None,
@@ -132,9 +145,10 @@ def check_command(
     """Say whether NEW serves worse than a baseline: slower, bigger or colder.
 
     Manifests and records alone are read: neither bundle is run, and neither need be
-    trusted.
+    trusted, but for --retime.
 
-    Exits 0 if it is fine, 1 on a regression, 3 if the times on record decide nothing.
+    Exits 0 if it is fine, 1 on a regression, 3 if the times on record decide nothing;
+    with --retime, if something could not be decided on the device at hand.
     """
     settings = Settings(
         threshold=Threshold(max_regression, floor_us),
@@ -143,7 +157,12 @@ def check_command(
         limits=Limits() if limits is None else read_limits(limits),
     )
     today = datetime.datetime.now(datetime.UTC).date()
-    checked = check(Side.open(new), Side.open(baseline), settings, today)
+    if trust != HERE and not retime:
+        raise click.UsageError("whom to trust is asked with --retime alone")
+    sides = Side.open(new), Side.open(baseline)
+    with ended_by_signals():
+        again = _retimer(*sides, trust) if retime else None
+        checked = check(*sides, settings, today, again)
     if junit_file is not None:
         _write(junit_file, junit(checked))
     if markdown_file is not None:
@@ -153,6 +172,20 @@ def check_command(
             click.echo(line, err=True)
     _show(checked, as_json)
     context.exit(int(checked.outcome))
+
+
+def _retimer(new: Side, baseline: Side, trust: Trust) -> Retime:
+    """Return what times both bundles' winners.
+
+    Raises:
+        FlytuneError: one of them is not trusted here.
+    """
+    from flytune.tuner.progress import Progress
+    from flytune.tuner.retime import Retimer
+
+    for side in (new, baseline):
+        admit(side.bundle, trust)
+    return Retimer(new, baseline, Progress())
 
 
 def _show(checked: Check, as_json: bool) -> None:

@@ -1,7 +1,10 @@
-"""The device that a plan's candidates are timed on, as its runner must know it."""
+"""The device that candidates are timed on, as its runner must know it."""
 
 import platform
+from collections.abc import Mapping
 
+from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.host import Part
 from flytune.tuner.plan import Plan, free_bytes
 from flytune.tuner.runner import Device
 from flytune.tuner.vendors import VENDORS
@@ -10,16 +13,25 @@ _DEFAULT_CACHE_BYTES = 64 * 2**20
 
 
 def device_of(plan: Plan) -> Device:
-    """Return the target's device as the runner must know it."""
-    hardware = plan.target.hardware
-    if plan.profile is not None:
-        memory = int(plan.profile.properties["total_memory"])
-        vendor = VENDORS[plan.profile.vendor]
+    """Return the device of a plan's target."""
+    return timed_device(plan.target.hardware, plan.profile)
+
+
+def timed_device(hardware: Mapping[str, Part], profile: DeviceProfile | None) -> Device:
+    """Return a device of this host.
+
+    Args:
+        hardware: A target's parts of it.
+        profile: Of an accelerator; None for the CPU.
+    """
+    if profile is not None:
+        memory = int(profile.properties["total_memory"])
+        vendor = VENDORS[profile.vendor]
         return Device(
-            name=plan.profile.product,
-            cache_bytes=vendor.cache_bytes(plan.profile),
+            name=profile.product,
+            cache_bytes=vendor.cache_bytes(profile),
             rotation_bytes=memory // 4,
-            kind=plan.profile.kind,
+            kind=profile.kind,
             vendor=vendor.name,
         )
     cpu_cache = hardware.get("l3_bytes") or hardware.get("l2_bytes")

@@ -48,6 +48,8 @@ def _fate(one: Shift, same_software: bool) -> tuple[str, str]:
         return f"the first was not timed, left out by {left.pruned_by}", AGAIN
     if not is_timed(left):
         return "the first has no time here", AGAIN
+    if one.race is not None and one.race.looks > 1:
+        return "timed side by side here", "build again where nothing else runs"
     shift = math.log(time_of(left) / one.old_us)
     return f"the first takes {_us(left)} us here, {math.expm1(shift):+.1%}", AGAIN
 

@@ -5,9 +5,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from flytune.caches.regression.again import (
+    Retime,
+    Retimed,
+    retimed,
+    shifts_again,
+    undecided,
+)
 from flytune.caches.regression.cause import us
 from flytune.caches.regression.device import canary_shift, other_device
-from flytune.caches.regression.finding import Finding, Kind, Standing, found, noted
+from flytune.caches.regression.finding import (
+    BUNDLE,
+    Finding,
+    Kind,
+    Standing,
+    found,
+    noted,
+)
 from flytune.caches.regression.kernels import kernel_name
 from flytune.caches.regression.limits import Limits, Threshold
 from flytune.caches.regression.serving import Serving, predicted
@@ -39,6 +53,10 @@ class Settings:
     """The policy that serving has; None for the baseline's."""
     limits: Limits = field(default_factory=Limits)
 
+    def allowed(self, name: str) -> Threshold:
+        """Return the thresholds of a list by its name."""
+        return self.limits.threshold(name, self.threshold)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -51,6 +69,8 @@ class Check:
     """Lists whose rounds were taken over from the baseline, and are not tested."""
     untested: int
     """Lists with times in both bundles that cannot be compared."""
+    retimed: Retimed | None = None
+    """What was timed again, where that was asked for."""
 
     @property
     def outcome(self) -> Outcome:
@@ -66,14 +86,22 @@ class Check:
         return tuple(f for f in self.findings if f.standing is standing)
 
 
-def check(new: Side, baseline: Side, settings: Settings, today: datetime.date) -> Check:
+def check(
+    new: Side,
+    baseline: Side,
+    settings: Settings,
+    today: datetime.date,
+    retime: Retime | None = None,
+) -> Check:
     """Compare a bundle with its baseline, by what both have on record.
 
     Args:
         today: The day, UTC, by which waivers expire.
+        retime: Times again what the records leave open.
 
     Raises:
-        FlytuneError: a merged bundle's parts are malformed.
+        FlytuneError: a merged bundle's parts are malformed, or nothing can be timed
+            here.
     """
     sides = Sides.of(new, baseline)
     findings = [
@@ -83,24 +111,58 @@ def check(new: Side, baseline: Side, settings: Settings, today: datetime.date) -
     ]
     carried = sum(map(is_carried, sides.pairs))
     shifts = recorded_shifts(sides)
-    times = Times()
     devices = list(other_device(sides)) if shifts else []
-    if devices:
-        findings += devices
-    else:
-        times = decide(
-            shifts,
-            canary_shift(sides) or 0.0,
-            settings.limits,
-            settings.threshold,
-            tokens_of(new),
-        )
-        findings += findings_of(times, same_software=sides.same_software)
-        findings += _untimed(sides)
+    times = Times() if devices else _decided(sides, shifts, settings)
+    again = None
+    if retime is not None:
+        sums = len(tokens_of(new)) + 1
+        recorded = None if devices else times
+        again = retimed(sides, recorded, settings.allowed, retime, sums)
+        shifts = shifts_again(shifts, again, settings.allowed)
+        times = _decided(sides, shifts, settings, again)
+        devices = list(_passed_over(devices, again, retime.unable))
+        findings += undecided(times, again)
+    findings += devices
+    findings += findings_of(times, same_software=sides.same_software)
+    if again is not None or not devices:
+        findings += _untimed(sides, again)
     names = [pair.name for pair in sides.pairs]
     names += [one.name for one in times.passes]
     said = settings.limits.applied(findings, names, today)
-    return Check(sides, said, times, carried, len(shifts) - len(times.lists))
+    untested = len(shifts) - len(times.lists)
+    return Check(sides, said, times, carried, untested, again)
+
+
+def _decided(
+    sides: Sides,
+    shifts: Sequence[Shift],
+    settings: Settings,
+    again: Retimed | None = None,
+) -> Times:
+    """Test all lists, and the forward passes where all times are of one device."""
+    every = again is not None and again.every
+    return decide(
+        shifts,
+        0.0 if every else canary_shift(sides) or 0.0,
+        settings.limits,
+        settings.threshold,
+        tokens_of(sides.new),
+        passes=again is None or again.here or not every,
+    )
+
+
+def _passed_over(
+    devices: Sequence[Finding], again: Retimed, unable: str
+) -> Iterator[Finding]:
+    """Yield why the records decide nothing, now that others are decided on."""
+    how = f"decided for the device here: {again.device}"
+    for finding in devices:
+        text = f"{finding.text}; {unable or how}"
+        yield noted(finding.kind, finding.subject, text)
+    if not again.here and not unable and not devices:
+        text = "the bundles are for other hardware; decided for the device here: "
+        text += again.device
+        yield noted(Kind.OTHER_DEVICE, BUNDLE, text)
 
 
 def recorded_shifts(sides: Sides) -> list[Shift]:
@@ -119,8 +181,10 @@ def tokens_of(side: Side) -> Sequence[int]:
     return sorted({t for policy in policies for t in policy.get("tokens") or ()})
 
 
-def _untimed(sides: Sides) -> Iterator[Finding]:
+def _untimed(sides: Sides, again: Retimed | None) -> Iterator[Finding]:
     for pair in sides.pairs:
+        if again is not None and again.of(pair) is not None:
+            continue
         old, new = pair.old.winner, pair.new.winner
         if old is None or not is_timed(old):
             if new is not None and is_timed(new):

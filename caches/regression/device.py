@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from flytune.caches.regression.finding import BUNDLE, Finding, Kind, found, quoted
 from flytune.caches.regression.shifts import is_timed
@@ -20,8 +21,7 @@ def other_device(sides: Sides) -> Iterator[Finding]:
     old, new = (side.manifest.target["hardware"] for side in (sides.old, sides.new))
     differ = [
         f"hardware.{name}: was {quoted(old.get(name))}, is {quoted(new.get(name))}"
-        for name in sorted((old.keys() | new.keys()) - set(_UNTIMED))
-        if old.get(name) != new.get(name)
+        for name in differing(old, new)
     ]
     was, now = sides.old.manifest.timed_on, sides.new.manifest.timed_on
     if not differ and was != now and None not in (was, now):
@@ -43,6 +43,12 @@ def other_device(sides: Sides) -> Iterator[Finding]:
             f"{CANARY_TOLERANCE:.0%} apart, the device was not the same"
         )
         yield found(Kind.OTHER_DEVICE, BUNDLE, text, RETIME, old=before, new=after)
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the parts of two targets' hardware that differ and that a time is of."""
+    names = sorted((old.keys() | new.keys()) - set(_UNTIMED))
+    return [name for name in names if old.get(name) != new.get(name)]
 
 
 def canary_shift(sides: Sides) -> float | None:

@@ -43,6 +43,8 @@ class Kind(StrEnum):
     """Slower, but by no more than one tune from another."""
     UNTIMED = "untimed"
     """A list that has a time in one bundle alone."""
+    RETIME = "retime"
+    """What times that were taken again do not decide."""
     OTHER_DEVICE = "other device"
     """Times that cannot be compared."""
     LIMITS = "limits"
@@ -67,6 +69,7 @@ _STANDINGS: Mapping[Kind, Standing] = {
         Standing.FAILS,
     ),
     Kind.UNTIMED: Standing.UNDECIDED,
+    Kind.RETIME: Standing.UNDECIDED,
     Kind.OTHER_DEVICE: Standing.UNDECIDED,
 }
 WAIVABLE = tuple(_STANDINGS)

@@ -17,7 +17,7 @@ def rows(check: Check) -> Iterator[dict[str, Any]]:
     yield _whole(check)
     yield from map(finding_row, check.findings)
     yield from map(_pass, check.times.passes)
-    yield from map(_list, check.times.lists)
+    yield from (_list(check, one) for one in check.times.lists)
 
 
 def finding_row(finding: Finding) -> dict[str, Any]:
@@ -54,6 +54,7 @@ def _whole(check: Check) -> dict[str, Any]:
         "false_alarms": FALSE_ALARMS,
         "spread": None if spread is None else spread.deviation,
         "spread_kernels": check.times.kernels,
+        "retimed": _again(check),
         **{str(s): len(check.of(s)) for s in Standing},
     }
 
@@ -62,7 +63,7 @@ def _pass(one: Compared) -> dict[str, Any]:
     return {"row": "pass", "name": one.name, "lists": one.count, **_test(one)}
 
 
-def _list(one: Compared) -> dict[str, Any]:
+def _list(check: Check, one: Compared) -> dict[str, Any]:
     assert one.shift is not None, "a list has one"
     shape = one.shift.pair.new.shape.to_row()
     return {
@@ -71,8 +72,29 @@ def _list(one: Compared) -> dict[str, Any]:
         **{column.name: shape[column.name] for column in SHAPE_COLUMNS},
         "old_winner": _winner(one.shift.old),
         "new_winner": _winner(one.shift.new),
+        "processes": _processes(check, one),
         **_test(one),
     }
+
+
+def _again(check: Check) -> dict[str, Any] | None:
+    again = check.retimed
+    if again is None:
+        return None
+    return {
+        "device": again.device,
+        "same_device": again.here,
+        "lists": len(again.lists),
+        "raced": again.raced,
+        "one_kernel": again.same,
+    }
+
+
+def _processes(check: Check, one: Compared) -> int | None:
+    """Return in how many processes a list was timed again; None where it was not."""
+    assert one.shift is not None, "a list has one"
+    raced = check.retimed and check.retimed.of(one.shift.pair)
+    return len(raced.values) if raced else None
 
 
 def _test(one: Compared) -> dict[str, Any]:

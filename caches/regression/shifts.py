@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
 from flytune.caches.regression.kernels import code_key, is_same
+from flytune.caches.regression.raced import Race
 from flytune.caches.regression.sides import Pair
 from flytune.caches.regression.spread import LEAST_ROUNDS, round_error
 
@@ -37,13 +38,18 @@ class Shift:
     is one, then by their old times."""
     siblings: tuple[float, ...]
     """Those of them that did not win in either list."""
-    one_race: bool = False
-    """Whether both times are of one race, which no tune is between."""
+    race: Race | None = None
+    """What both times are of, where no tune is between them."""
 
     @property
     def name(self) -> str:
         """The list's name."""
         return self.pair.name
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is that of one kernel to itself, of which nothing is tested."""
+        return self.race is not None and not self.shift and not self.error
 
     @property
     def count(self) -> int:
@@ -66,7 +72,7 @@ def shift_of(pair: Pair, *, same_software: bool) -> Shift | None:
     old, new = pair.old.winner, pair.new.winner
     if old is None or new is None or not is_timed(old):
         return None
-    one_race = False
+    race = None
     if not is_timed(new):
         # What is left of a list has no race of its own: it was timed in the old one.
         raced = next(
@@ -80,7 +86,9 @@ def shift_of(pair: Pair, *, same_software: bool) -> Shift | None:
         )
         if raced is None:
             return None
-        new, one_race = raced, True
+        # Nothing lies between the two but the rounds of that race.
+        rounds = min(len(old.samples_us), len(raced.samples_us))
+        new, race = raced, Race(rounds - 1)
     kernels, siblings = _same_kernels(pair, old, new, same_software)
     return Shift(
         pair,
@@ -90,7 +98,7 @@ def shift_of(pair: Pair, *, same_software: bool) -> Shift | None:
         math.hypot(_error(old), _error(new)),
         kernels,
         siblings,
-        one_race,
+        race,
     )
 
 

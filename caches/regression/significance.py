@@ -6,7 +6,9 @@ from collections.abc import Sequence
 FALSE_ALARMS = 0.0025
 """Share of comparisons of one thing with itself that may alarm, all tests together:
 half of the one in 200 that a gate may have, as the spread is only estimated."""
-_TINY = 1e-300
+TINY = 1e-9
+"""The error of times without any spread, as a share."""
+_LEAST = 1e-300
 _TERMS = 300
 
 
@@ -60,8 +62,8 @@ def _fraction(a: float, b: float, x: float) -> float:
         half, odd = divmod(term, 2)
         step = -(a + half) * (a + b + half) if odd else half * (b - half)
         step *= x / ((a + term - 1) * (a + term))
-        lower = 1 / (1 + step * lower or _TINY)
-        upper = 1 + step / upper or _TINY
+        lower = 1 / (1 + step * lower or _LEAST)
+        upper = 1 + step / upper or _LEAST
         value *= upper * lower
         if abs(upper * lower - 1) < 1e-12:
             break

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from flytune.caches.regression.again import Retimed
 from flytune.caches.regression.cause import us
 from flytune.caches.regression.check import Check, Outcome
 from flytune.caches.regression.finding import Finding, Standing, plain
@@ -45,6 +46,7 @@ def summary(check: Check) -> Iterator[str]:
 def statistics(check: Check) -> Iterator[str]:
     """Yield how the times were tested."""
     times = check.times
+    yield from _again(check.retimed)
     carried = f"; {check.carried} carried over, not tested" if check.carried else ""
     if not times.lists:
         untested = f"{check.untested} lists have two times that cannot be compared"
@@ -56,9 +58,29 @@ def statistics(check: Check) -> Iterator[str]:
         f"comparison in {1 / FALSE_ALARMS:.0f} alarms{carried}"
     )
     assert times.spread is not None, "tests have one"
+    if all(one.shift and one.shift.race for one in times.lists):
+        return
     yield (
         f"one kernel differs by {times.spread.deviation:.2%} from tune to tune, by "
         f"{times.kernels} that are the same in both"
+    )
+
+
+def _again(again: Retimed | None) -> Iterator[str]:
+    """Say what was timed again, where something was."""
+    if again is None:
+        return
+    if not again.lists:
+        yield "the records leave nothing open: nothing was timed again"
+        return
+    fewest, most = again.processes
+    left = len(again.lists) - again.raced - again.same
+    processes = f", in {fewest} to {most} processes each" if again.raced else ""
+    one = f"; {again.same} have one kernel in both" if again.same else ""
+    rest = f"; {left} cannot be" if left else ""
+    yield (
+        f"{again.raced} lists timed again, both winners in turn{processes}, on "
+        f"{again.device}{one}{rest}"
     )
 
 

@@ -69,7 +69,8 @@ class Times:
     @property
     def tests(self) -> int:
         """How many tests were made, which correct one another."""
-        return len(self.lists) + len(self.passes)
+        certain = sum(one.shift.certain for one in self.lists if one.shift)
+        return len(self.lists) - certain + len(self.passes)
 
     @property
     def kernels(self) -> int:
@@ -83,6 +84,8 @@ def decide(
     limits: Limits,
     default: Threshold,
     tokens: Iterable[int],
+    *,
+    passes: bool = True,
 ) -> Times:
     """Test every list and every forward pass.
 
@@ -90,23 +93,29 @@ def decide(
         canary: Logarithm of the new canary's time over the old one's.
         tokens: The static sizes; a list whose rows are none of them is in the sum of
             all alone.
+        passes: Whether all times are of one device, so that they make a sum.
     """
     if not shifts:
         return Times()
     yardstick = Yardstick.of(shifts, canary)
-    sums = dict(_sums(shifts, tokens))
-    raw = [yardstick.p_value(shifts, at) for at in range(len(shifts))]
+    sums = dict(_sums(shifts, tokens)) if passes else {}
+    raw = [
+        yardstick.p_value(shifts, at)
+        for at, one in enumerate(shifts)
+        if not one.certain
+    ]
     raw += [yardstick.p_of_sum(shifts, _shares(shifts, some)) for some in sums.values()]
     p_values = iter(holm(raw))
     lists = tuple(
         Compared(
-            *(one.name, one.old_us, one.new_us, one.count, next(p_values)),
+            *(one.name, one.old_us, one.new_us, one.count),
+            1.0 if one.certain else next(p_values),
             limits.threshold(one.name, default),
             one,
         )
         for one in shifts
     )
-    passes = tuple(
+    summed = tuple(
         Compared(
             name,
             sum(one.old_us * one.count for one in some),
@@ -115,7 +124,7 @@ def decide(
         )
         for name, some in sums.items()
     )
-    return Times(lists, passes, yardstick.spread())
+    return Times(lists, summed, yardstick.spread())
 
 
 def findings_of(times: Times, *, same_software: bool) -> Iterator[Finding]:
@@ -142,7 +151,8 @@ def _of_list(one: Compared, shift: Shift, same_software: bool) -> Iterator[Findi
     values = {**numbers(one), "cause": why}
     if one.slower:
         yield found(Kind.SLOWER, one.name, text, hint, **values)
-    else:
+    # What was timed again and is not sure is said where it is told how far.
+    elif shift.race is None or shift.race.looks == 1:
         yield noted(Kind.UNSURE, one.name, text + _UNSURE, _DECIDE, **values)
 
 

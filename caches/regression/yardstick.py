@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flytune.caches.regression.shifts import Shift
-from flytune.caches.regression.significance import upper_tail
+from flytune.caches.regression.significance import TINY, upper_tail
 from flytune.caches.regression.spread import Drawn, Spread, middle
 
 # Siblings excuse a list by no more than so many deviations of whole lists.
 _EXCUSE = 3.0
-# Of times without any spread.
-_TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,8 @@ class Yardstick:
         each by itself.
         """
         one = shifts[at]
-        if one.one_race:
-            # Nothing lies between the two but the rounds of that race.
-            rounds = min(len(one.old.samples_us), len(one.new.samples_us))
-            return upper_tail(one.shift / max(one.error, _TINY), rounds - 1)
+        if one.race is not None:
+            return one.race.p_value(one.shift, one.error)
         about, kernels = middle(one.siblings) if one.siblings else (0.0, math.inf)
         spread, share, list_deviation = self._whole(at, kernels)
         most = _EXCUSE * list_deviation
@@ -77,13 +73,21 @@ class Yardstick:
             shares: Of each list in the old sum; zero for those that are not in it.
         """
         spread = self.spread()
+        freedom, looks = spread.freedom, 1
         variance = shift = 0.0
         for one, share in zip(shifts, shares, strict=True):
-            tunes = 0.0 if one.one_race else spread.deviation
+            tunes = spread.deviation
+            if one.race is not None:
+                tunes = 0.0
+                if share and one.error:
+                    # As few as the least well known part has.
+                    freedom = min(freedom, one.race.freedom)
+                    looks = max(looks, one.race.looks)
             variance += share**2 * (tunes**2 + one.error**2)
             shift += share * math.expm1(one.shift)
         excess = math.log1p(shift) - self.canary
-        return upper_tail(excess / max(math.sqrt(variance), _TINY), spread.freedom)
+        p_value = upper_tail(excess / max(math.sqrt(variance), TINY), freedom)
+        return min(1.0, looks * p_value)
 
     def _whole(self, at: int | None, kernels: float) -> tuple[Spread, float, float]:
         """Return how one list shifts, given its siblings.
