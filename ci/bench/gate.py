@@ -13,6 +13,7 @@ comparison in 200 is a false alarm, or fewer than 95 slowdowns in 100 are found.
 
 import functools
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -145,7 +146,7 @@ def _changed(
     number = at % len(tuner.tasks)
     tasks = tuner.slower(baseline, number, share)
     new = work / "changed"
-    new.unlink(missing_ok=True)
+    shutil.rmtree(new, ignore_errors=True)
     tuner.tune(new, tasks)
     row = row_of(tuner.compare(new, baseline, tasks), str(tasks[number].shape))
     return {"list": number, **row}
