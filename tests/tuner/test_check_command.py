@@ -177,3 +177,33 @@ def test_lists_at_several_sizes_have_a_pass_each(tmp_path: Path) -> None:
     result = run(second, first)
     assert "forward pass at 1 tokens" in result.stdout
     assert "forward pass at 16 tokens" in result.stdout
+
+
+def test_winners_are_run_only_of_bundles_that_are_trusted(
+    tmp_path: Path, old: Path, same: Path
+) -> None:
+    refused = run(same, old, "--retime")
+    assert refused.exit_code == 1
+    assert "bundle is not signed by a key that is trusted here" in refused.stderr
+    assert "hint: " in refused.stderr
+    # The records decide, so that nothing is run.
+    fine = run(same, old, "--retime", "--allow-unsigned", "--json")
+    assert fine.exit_code == 0
+    whole = json.loads(fine.stdout.splitlines()[0])
+    assert whole["retimed"]["lists"] == 0
+    assert run(same, old, "--allow-unsigned").exit_code == 2
+
+
+def test_without_the_device_what_is_open_is_named(
+    tmp_path: Path, old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flytune.tuner.retime.live_profile", lambda: None)
+    other = [Made(20.0, config={"BLOCK_M": 32}), *usual(20.0)[1:]]
+    warm = tuned(tmp_path, Tune(2, canary_us=104.0), {**LISTS, shape(0): other})
+    result = run(warm, old, "--retime", "--allow-unsigned", "--json")
+    assert result.exit_code == 3
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    (open_,) = (row for row in rows if row.get("standing") == "undecided")
+    assert open_["kind"] == "retime"
+    assert open_["text"] == "no accelerator here to time on"
+    assert rows[0]["retimed"]["one_kernel"] == len(LISTS) - 1
