@@ -32,8 +32,8 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.workers import Deadlines, Farm
 
 TINY = Path(__file__).parents[2] / "tests" / "data" / "tiny-llama.json"
-# Kernels of 20 us and more on one core, of which 5 % is far above the floor.
-SIZES = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 2000}
+# Kernels of 0.05 to 0.5 ms on one core.
+SIZES = {"hidden_size": 1024, "intermediate_size": 1024, "vocab_size": 2000}
 TOKENS = 16
 ALLOWED_ALARMS = 1 / 200
 WANTED_FOUND = 0.95

@@ -24,7 +24,6 @@ from flytune.caches.packing import pack
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.records import RECORDS_NAME, write_records
 from flytune.caches.regression.check import Check, Settings, check
-from flytune.caches.regression.limits import Threshold
 from flytune.caches.regression.sides import Side
 from flytune.caches.target import Target
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
@@ -39,6 +38,8 @@ from flytune.tuner.workers import Farm
 
 SLOWDOWN = 0.05
 """The share that is to be found."""
+LEAST_US = 40.0
+"""Of shorter kernels so small a share is hardly more than a look at the clock takes."""
 
 
 class Tuner:
@@ -168,19 +169,16 @@ class _Workers:
 def chosen(
     tasks: Sequence[TuneTask], lists: Sequence[Mapping[str, Any]], most: int
 ) -> list[TuneTask]:
-    """Return the first lists with a choice in which a slowdown is above the floor."""
+    """Return the first lists with a choice of which a slowdown can be made."""
     best = {
         tuple(row["key"]): min(c["us"] for c in row["candidates"] if c["us"])
         for row in lists
     }
-    threshold = Threshold()
-    # Twice the floor: a time may be a little off.
-    least_us = 2 * threshold.floor_us / SLOWDOWN
     found: dict[tuple[str, ...], TuneTask] = {}
     for task in tasks:
         offered = task.offered
         key = (offered.op, offered.inputs_key, offered.precision)
-        if best.get(key, 0.0) >= least_us:
+        if best.get(key, 0.0) >= LEAST_US:
             found.setdefault(key, task)
     return list(found.values())[:most]
 
