@@ -31,6 +31,10 @@ independence: that any of them alarms has at most the probability `FALSE_ALARMS`
 half of what is promised, for a spread that is estimated is off by some of itself; the
 other two conditions only lower it.
 
+What the records leave open may be timed again (`again`), where both winners race in
+several processes of one device (`raced`): no tune lies between them, and only those
+lists are tested whose winners are two kernels.
+
 What is found. Of 20 lists with 5 kernels each one that is 5 % slower is found in 97 of
 100 comparisons where a kernel differs by 1 % from tune to tune, 0.8 % of it together
 with its list, and in all where it differs by half of that; in 73 where each kernel
