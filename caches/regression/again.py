@@ -103,7 +103,7 @@ def retimed(
     if not here and not retime.unable:
         recorded = None
     waiting = list(_open(sides, recorded))
-    others = sums if recorded is None else recorded.tests + sums
+    others = sums if recorded is None else recorded.tests
     done = retime(waiting, thresholds, others) if waiting else ()
     return Retimed(
         retime.device,
