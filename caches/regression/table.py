@@ -48,6 +48,8 @@ def statistics(check: Check) -> Iterator[str]:
     times = check.times
     yield from _again(check.retimed)
     carried = f"; {check.carried} carried over, not tested" if check.carried else ""
+    if not times.lists and check.retimed is not None and check.retimed.lists:
+        return
     if not times.lists:
         untested = f"{check.untested} lists have two times that cannot be compared"
         yield (untested if check.untested else "no list has two times") + carried
@@ -75,7 +77,8 @@ def _again(again: Retimed | None) -> Iterator[str]:
         return
     fewest, most = again.processes
     left = len(again.lists) - again.raced - again.same
-    processes = f", in {fewest} to {most} processes each" if again.raced else ""
+    number = f"{most}" if fewest == most else f"{fewest} to {most}"
+    processes = f", in {number} processes each" if again.raced else ""
     one = f"; {again.same} have one kernel in both" if again.same else ""
     rest = f"; {left} cannot be" if left else ""
     yield (

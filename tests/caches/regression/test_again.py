@@ -93,7 +93,7 @@ def test_only_what_got_slower_is_timed_and_the_race_has_the_last_word(
     assert again.asked[0].startswith(str(FIRST))
     assert checked.outcome is Outcome.FINE
     assert of(checked, Kind.SLOWER) == of(checked, Kind.RETIME) == []
-    assert "1 lists timed again, both winners in turn, in 4 to 4 processes" in text(
+    assert "1 lists timed again, both winners in turn, in 4 processes each" in text(
         checked
     )
 
