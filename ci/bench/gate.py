@@ -175,6 +175,11 @@ def row_of(checked: Check, changed: str = "") -> dict[str, Any]:
         "found": bool(changed) and any(name.startswith(changed) for name in slower),
         "retimed": again.raced,
         "processes": again.processes[1],
+        "values": {
+            pair.name: [round(value, 5) for value in raced.values]
+            for pair, raced in again.lists.values()
+            if raced.values
+        },
         "ratios": {
             one.name: round(one.ratio, 5)
             for one in checked.times.lists

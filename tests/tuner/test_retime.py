@@ -1,6 +1,7 @@
 """Both bundles' winners found here, compiled and raced, by workers that are fakes."""
 
 import datetime
+import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import flytune
 from fakes import candidate, offered
 from tuned_bundles import (
     HARDWARE,
@@ -22,7 +24,13 @@ from tuned_bundles import (
     triton,
 )
 
+from flytune.caches.bundle import Bundle
 from flytune.caches.columns import Status
+from flytune.caches.held import records_of
+from flytune.caches.keyring import own_key
+from flytune.caches.lists import lists_of
+from flytune.caches.packing import pack
+from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.regression.check import Check, Outcome, Settings, check
 from flytune.caches.regression.finding import Kind
 from flytune.caches.regression.raced import LOOKS
@@ -297,3 +305,49 @@ def test_the_bundles_program_is_lowered_and_its_shapes_where_there_is_none(
     assert [(row["m"], row["n"]) for row in second["shapes"]] == [
         (one.m, one.n) for one in (GEMM, BESIDE)
     ]
+
+
+def records_alone(folder: Path, like: Bundle, records: Sequence[TuningRecord]) -> Path:
+    """A bundle of a real program that holds nothing but these records."""
+    folder.mkdir()
+    write_records(records, folder / RECORDS_NAME)
+    manifest = replace(like.manifest, files={}, winners=())
+    out = folder.with_suffix(".tar.zst")
+    return pack(folder, manifest, out, keys=[own_key()])
+
+
+@pytest.mark.slow
+def test_both_winners_of_a_real_program_race_on_this_cpu(
+    tmp_path: Path, frozen_bundle: Path
+) -> None:
+    like = Bundle.open(frozen_bundle)
+    records = records_of(like)
+    first = next(
+        one
+        for one in lists_of(records)
+        if one.shape.op != "bmm" and len(list(one.timed())) > 1
+    )
+    # As if the next tune had taken the other, on a warmer device.
+    changed = [
+        replace(
+            record,
+            winner=record.winner != any(record is one for one in first.records),
+            canary_us=1.04 * (record.canary_us or 1.0),
+        )
+        for record in records
+    ]
+    old = records_alone(tmp_path / "old", like, records)
+    new = records_alone(tmp_path / "new", like, changed)
+    done = flytune(tmp_path, "check", new, "--baseline", old, "--retime", "--json")
+    whole, *rows = map(json.loads, done.stdout.splitlines())
+    lists = len(lists_of(records))
+    assert whole["retimed"]["raced"] == 1, done.stderr
+    assert whole["retimed"]["one_kernel"] == lists - 1
+    assert whole["retimed"]["same_device"]
+    (raced,) = (row for row in rows if row.get("processes"))
+    assert raced["processes"] in LOOKS
+    backends = {raced[f"{which}_winner"]["backend"] for which in ("old", "new")}
+    assert backends == {"aten", "cpp"}
+    # Which is the faster is the CPU's to say.
+    fails = {row["kind"] for row in rows if row.get("standing") == "fails"}
+    assert fails <= {"slower", "slower pass"}
