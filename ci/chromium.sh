@@ -13,27 +13,14 @@ for name in chromium chromium-headless-shell google-chrome; do
         exit
     fi
 done
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-
-# Lists of packages of our own, since a fresh machine may have none or old ones.
-get() {
-    mkdir -p "$scratch/lists/partial" "$scratch/cache/archives/partial"
-    apt-get -qq -o Dir::State::Lists="$scratch/lists" -o Dir::Cache="$scratch/cache" \
-        -o APT::Sandbox::User="$(id -un)" "$@"
-}
-
-cd "$scratch"
+# shellcheck source=ci/debian.sh
+. "$(dirname "$0")/debian.sh"
 get update
 # What is not installed of it, by name.
-wanted=$(get --simulate --no-install-recommends install chromium-headless-shell fonts-dejavu-core \
-    | sed -n 's/^Inst \([^ ]*\) .*/\1/p')
+wanted=$(get --simulate --no-install-recommends install chromium-headless-shell fonts-dejavu-core |
+    sed -n 's/^Inst \([^ ]*\) .*/\1/p')
 # shellcheck disable=SC2086
-get download $wanted
-for package in *.deb; do
-    dpkg -x "$package" "$scratch/root"
-done
-cd - >/dev/null
+unpack $wanted
 rm -rf "$folder/root"
 mv "$scratch/root" "$folder/root"
 program=$(find "$folder/root/usr" -name "*headless-shell" -type f -size +1M)

@@ -10,21 +10,10 @@ if command -v docker-registry >/dev/null; then
     ln -sf "$(command -v docker-registry)" "$folder/docker-registry"
     exit
 fi
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-
-# Lists of packages of our own, since a fresh machine may have none or old ones.
-get() {
-    mkdir -p "$scratch/lists/partial" "$scratch/cache/archives/partial"
-    apt-get -qq -o Dir::State::Lists="$scratch/lists" -o Dir::Cache="$scratch/cache" \
-        -o APT::Sandbox::User="$(id -un)" "$@"
-}
-
-cd "$scratch"
+# shellcheck source=ci/debian.sh
+. "$(dirname "$0")/debian.sh"
 get update
-get download docker-registry
-dpkg -x docker-registry_*.deb root
-cd - >/dev/null
+unpack docker-registry
 mv "$scratch/root/usr/bin/docker-registry" "$folder/docker-registry.part"
 # The package's own time is years ago, and make would get it again and again.
 touch "$folder/docker-registry.part"
