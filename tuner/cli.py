@@ -50,6 +50,7 @@ EXTRA_OF = {
     "ray": "build",
     "requests": "ship",
     "rich": "build",
+    "scipy": "build",
     "transformers": "build",
 }
 """The extra of the wheel that brings each optional package."""

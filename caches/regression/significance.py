@@ -8,8 +8,6 @@ FALSE_ALARMS = 0.0025
 half of the one in 200 that a gate may have, as the spread is only estimated."""
 TINY = 1e-9
 """The error of times without any spread, as a share."""
-_LEAST = 1e-300
-_TERMS = 300
 
 
 def upper_tail(t: float, freedom: float) -> float:
@@ -20,8 +18,9 @@ def upper_tail(t: float, freedom: float) -> float:
     """
     if not math.isfinite(t):
         return 0.0 if t > 0 else 1.0
-    outside = _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
-    return outside / 2 if t >= 0 else 1 - outside / 2
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, -t))
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -36,35 +35,3 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
         least = max(least, min(1.0, p_values[at] * (len(p_values) - rank)))
         corrected[at] = least
     return tuple(corrected)
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function, by its continued fraction.
-
-    Source: NIST Digital Library of Mathematical Functions, 8.17.22.
-    """
-    if x <= 0:
-        return 0.0
-    if x >= 1:
-        return 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    logs = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(logs + a * math.log(x) + b * math.log1p(-x)) / a
-    return front / _fraction(a, b, x)
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    """Return the continued fraction from its first term, by Lentz's method."""
-    value = upper = 1.0
-    lower = 0.0
-    for term in range(1, _TERMS):
-        half, odd = divmod(term, 2)
-        step = -(a + half) * (a + b + half) if odd else half * (b - half)
-        step *= x / ((a + term - 1) * (a + term))
-        lower = 1 / (1 + step * lower or _LEAST)
-        upper = 1 + step / upper or _LEAST
-        value *= upper * lower
-        if abs(upper * lower - 1) < 1e-12:
-            break
-    return value
