@@ -18,7 +18,9 @@ def upgrade_text(result: Mapping[str, Any]) -> str:
     """Return the builds, a row each, beside the one that made their older bundle."""
     rows = {row["build"]: row for row in result["rows"]}
     lines = [
-        "| build | wall time | beside the first | kernels compiled | lists timed |",
+        "On a machine that did other work beside it:",
+        "",
+        "| build | wall time | of the one above | kernels compiled | lists timed |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name, row in rows.items():

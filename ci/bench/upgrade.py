@@ -146,11 +146,6 @@ def _told(bundle: Bundle, words: tuple[str, ...], log: str) -> dict[str, Any]:
             Counter(r.backend for r in records if r.status is Status.OK)
         ),
         "verified": bool(verify and verify["ok"]),
-        "said": [
-            line.partition("] ")[2]
-            for line in log.splitlines()
-            if "] from: " in line or "] upgrade: " in line
-        ],
     }
 
 

@@ -53,7 +53,7 @@ def test_builds_from_an_older_bundle_stand_beside_one_from_nothing(
     common = {"model": "M", "tokens": "1,16", "compiled": 2, "timed": 1, "triton": "3"}
     rows = [{"build": name, "wall_s": s, **common} for name, s in times.items()]
     text = bench("tables_upgrade").upgrade_text({"rows": rows})
-    cells = [line.split("|") for line in text.splitlines()[2:]]
+    cells = [line.split("|") for line in text.splitlines()[4:]]
     assert [cell[3].strip() for cell in cells] == ["", "4.5%", "", "50.0%"]
     assert cells[0][1] == " M at 1,16 tokens, from nothing "
 
