@@ -123,6 +123,7 @@ def _open(sides: Sides, recorded: Times | None) -> Iterator[Pair]:
     for pair in sides.pairs:
         old, new = pair.old.winner, pair.new.winner
         if old is None or new is None:
+            # Nothing won, so that there is nothing to time.
             continue
         one = tested.get(id(pair))
         if recorded is None:
@@ -130,7 +131,7 @@ def _open(sides: Sides, recorded: Times | None) -> Iterator[Pair]:
         elif one is not None:
             if one.ratio > 1 + one.threshold.max_regression:
                 yield pair
-        elif is_timed(old) != is_timed(new):
+        elif not (is_timed(old) and is_timed(new)):
             yield pair
 
 
@@ -144,7 +145,7 @@ def shifts_again(
         before = by_pair.pop(key, None)
         if raced.values:
             shifts.append(_of_race(pair, before, raced, thresholds(pair.name)))
-        elif raced.same and before is not None and timed.here:
+        elif raced.same and before is not None and (timed.here or not timed.every):
             shifts.append(replace(before, shift=0.0, error=0.0, race=Race(1.0)))
         elif before is not None and not timed.every:
             shifts.append(before)

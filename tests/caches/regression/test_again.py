@@ -4,10 +4,21 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuned_bundles import HARDWARE, Made, Tune, aten, shape, triton, tuned, usual
+from tuned_bundles import (
+    HARDWARE,
+    Made,
+    Tune,
+    aten,
+    bundle,
+    shape,
+    triton,
+    tuned,
+    usual,
+)
 
 from flytune.caches.regression.again import Thresholds
 from flytune.caches.regression.check import Check, Outcome, Settings, check
@@ -45,6 +56,19 @@ class Again:
         if self.unable:
             return [Raced(why=self.unable) for _ in pairs]
         return [*self._says, *[SAME] * (len(pairs) - len(self._says))]
+
+
+class Nowhere(Again):
+    """As without the device: what is one kernel is known all the same."""
+
+    def is_here(self, sides: Sides) -> bool:
+        return False
+
+    def __call__(
+        self, pairs: Sequence[Pair], thresholds: Thresholds, others: int
+    ) -> Sequence[Raced]:
+        self.asked = [pair.name for pair in pairs]
+        return [SAME] * len(pairs)
 
 
 def many() -> dict[GemmShape, Sequence[Made]]:
@@ -173,6 +197,40 @@ def test_bundles_of_other_hardware_than_the_device_here_are_raced_all(
     assert (
         "the bundles are for other hardware" in of(checked, Kind.OTHER_DEVICE)[0].text
     )
+
+
+def test_winners_that_no_record_times_are_timed(tmp_path: Path) -> None:
+    again = Again(SLOWER)
+    old = [Tune(1).list_of(gemm, some) for gemm, some in many().items()]
+    new = [Tune(2).list_of(gemm, some) for gemm, some in many().items()]
+    # As times that were recorded elsewhere.
+    old[0], new[0] = (
+        [replace(r, source="a log") for r in some[:1]]
+        for some in (
+            old[0],
+            Tune(2).list_of(FIRST, other(20.0)[FIRST]),
+        )
+    )
+    was, now = (
+        Side.open(bundle(tmp_path / name, [r for some in lists for r in some]))
+        for name, lists in (("old", old), ("new", new))
+    )
+    checked = check(now, was, Settings(), TODAY, again)
+    assert again.asked == [str(FIRST) + f" at {FIRST.module}"]
+    assert checked.outcome is Outcome.REGRESSION
+
+
+def test_one_kernel_is_no_slower_than_itself_with_or_without_a_device(
+    tmp_path: Path,
+) -> None:
+    slow = {FIRST: tuple(kernel.slower(0.1) for kernel in usual(20.0)[:1])}
+    for number, again in enumerate(
+        (Again(SAME), Nowhere(unable="no accelerator here"))
+    ):
+        checked = compared(tmp_path / str(number), again, slow)
+        assert len(again.asked) == 1
+        assert of(checked, Kind.SLOWER) == []
+        assert checked.outcome is Outcome.FINE
 
 
 def test_without_a_device_what_is_open_stays_so_and_the_rest_is_decided(
