@@ -333,6 +333,7 @@ def test_both_winners_of_a_real_program_race_on_this_cpu(
             record,
             winner=record.winner != any(record is one for one in first.records),
             canary_us=1.04 * (record.canary_us or 1.0),
+            samples_us=tuple(1.04 * sample for sample in record.samples_us),
         )
         for record in records
     ]
