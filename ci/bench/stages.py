@@ -189,11 +189,13 @@ def _keep(result: dict[str, Any]) -> None:
     """Keep what the search was given and what it decided."""
 
     def kept(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def search(plan: Any, tasks: Sequence[TuneTask], *rest: Any) -> Any:
+        def search(
+            plan: Any, tasks: Sequence[TuneTask], *rest: Any, **more: Any
+        ) -> Any:
             from flytune.tuner.timed_device import device_of
 
             (plan.work / TASKS).write_bytes(pickle.dumps(tuple(tasks)))
-            found = inner(plan, tasks, *rest)
+            found = inner(plan, tasks, *rest, **more)
             result["work"] = str(plan.work)
             result["device"] = asdict(device_of(plan))
             result["policy"] = plan.policy.to_json()
