@@ -32,9 +32,9 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.workers import Deadlines, Farm
 
 TINY = Path(__file__).parents[2] / "tests" / "data" / "tiny-llama.json"
-# Kernels of 0.05 to 0.5 ms on one core.
-SIZES = {"hidden_size": 1024, "intermediate_size": 1024, "vocab_size": 2000}
-TOKENS = 16
+# Kernels of 0.2 to 2 ms on one core.
+SIZES = {"hidden_size": 2048, "intermediate_size": 1024, "vocab_size": 2000}
+TOKENS = 32
 ALLOWED_ALARMS = 1 / 200
 WANTED_FOUND = 0.95
 _TIMES = (Kind.SLOWER, Kind.SLOWER_PASS)

@@ -38,8 +38,8 @@ from flytune.tuner.workers import Farm
 
 SLOWDOWN = 0.05
 """The share that is to be found."""
-LEAST_US = 40.0
-"""Of shorter kernels so small a share is hardly more than a look at the clock takes."""
+LEAST_US = 150.0
+"""Of shorter kernels what looking at the clock takes adds to so small a share."""
 
 
 class Tuner:
