@@ -3,9 +3,9 @@
 #
 #   GATE_REFERENCE=REGISTRY/REPOSITORY:TAG GATE_BUNDLE=new.tar.zst ci/gate/gate.sh
 #
-# runs pull, build and check; `gate.sh push` makes the new bundle the baseline. Each step
-# may be called by itself, as ci/gate/action.yml and ci/gate/gitlab.yml do, and says with
-# what it works. Settings are variables; options are words apart by spaces.
+# runs pull, build and check; `gate.sh push` makes the bundle that was checked the
+# baseline. Each step may be called by itself, as ci/gate/action.yml and
+# ci/gate/gitlab.yml do. Settings are variables; options are words apart by spaces.
 #
 #   GATE_REFERENCE  where the baseline is kept, as `flytune pull` takes it
 #   GATE_BUNDLE     the new bundle; where it is empty
@@ -13,20 +13,35 @@
 #   GATE_PULL, GATE_CHECK, GATE_PUSH  further options of those commands
 #   GATE_UNDECIDED  what becomes of times that decide nothing here: fail, or pass
 #   GATE_PUBLISH    whether push does so: true, false, or auto on the default branch
-#   GATE_DIR        where it all lies  [default: a folder of the runner's, else ./.gate]
+#   GATE_DIR        where it all lies; one for each baseline that a job compares with
+#                   [default: one of its name in a folder of the runner's, or in ./.gate]
 #   FLYTUNE         the command
 set -euo pipefail
 
 flytune=${FLYTUNE:-flytune}
-place=${GATE_DIR:-${RUNNER_TEMP:+$RUNNER_TEMP/flytune-gate}}
-place=${place:-.gate}
-baseline=$place/baseline.tar.zst
-mkdir -p "$place"
 
 fail() {
     echo "error: $1" >&2
     exit 2
 }
+
+case ${1:-all} in
+-h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" && exit ;;
+esac
+[ -n "${GATE_REFERENCE:-}" ] || fail "GATE_REFERENCE is not set: where the baseline is kept"
+case ${GATE_UNDECIDED:=fail} in
+fail | pass) ;;
+*) fail "GATE_UNDECIDED is neither fail nor pass: $GATE_UNDECIDED" ;;
+esac
+case ${GATE_PUBLISH:=auto} in
+true | false | auto) ;;
+*) fail "GATE_PUBLISH is neither true, false nor auto: $GATE_PUBLISH" ;;
+esac
+
+place=${GATE_DIR:-${RUNNER_TEMP:+$RUNNER_TEMP/flytune-}gate-$(printf %s "$GATE_REFERENCE" | tr -c A-Za-z0-9 -)}
+[ -n "${GATE_DIR:-}${RUNNER_TEMP:-}" ] || place=.$place
+baseline=$place/baseline.tar.zst
+mkdir -p "$place"
 
 # Words of a variable, without the shell's own reading of `*` or `$`.
 words() {
@@ -42,8 +57,8 @@ new_bundle() {
 }
 
 pull() {
-    : "${GATE_REFERENCE:?where the baseline is kept}"
-    rm -rf "$baseline"
+    # What an earlier run has left decides nothing.
+    rm -rf "$baseline" "$place/new" "$place/outcome"
     words "${GATE_PULL:-}"
     "$flytune" pull "$GATE_REFERENCE" --out "$baseline" --allow-absent \
         "${found[@]+"${found[@]}"}"
@@ -59,61 +74,76 @@ build() {
         "$flytune" build "${found[@]}" --out "$bundle"
     fi
     [ -e "$bundle" ] || fail "there is no bundle: $bundle"
+    rm -f "$place/outcome"
     printf %s "$bundle" >"$place/new"
 }
 
 check() {
     local bundle code=0
     bundle=$(new_bundle)
+    rm -f "$place/outcome" "$place/check.md" "$place/junit.xml"
     if [ ! -e "$baseline" ]; then
-        echo "There is no baseline yet at \`${GATE_REFERENCE:-}\`: nothing to compare." |
+        echo "There is no baseline yet at \`$GATE_REFERENCE\`: nothing to compare." |
             tee -a "$summary"
-        outcome first
+        outcome first "$bundle"
         return
     fi
     words "${GATE_CHECK:-}"
     "$flytune" check "$bundle" --baseline "$baseline" --markdown "$place/check.md" \
         --junit "$place/junit.xml" "${found[@]+"${found[@]}"}" || code=$?
-    [ ! -e "$place/check.md" ] || cat "$place/check.md" >>"$summary"
+    # Written where the two were compared; without it the command itself has failed.
+    if [ ! -e "$place/check.md" ]; then
+        [ "$code" -ne 0 ] || code=2
+        return "$code"
+    fi
+    cat "$place/check.md" >>"$summary"
     case $code in
-    0) outcome fine ;;
-    1) outcome regression ;;
+    0) outcome fine "$bundle" ;;
+    1) outcome regression "$bundle" ;;
     3)
-        outcome undecided
-        [ "${GATE_UNDECIDED:-fail}" = pass ] || return "$code"
+        outcome undecided "$bundle"
+        [ "$GATE_UNDECIDED" = pass ] || return "$code"
         return
         ;;
     esac
     return "$code"
 }
 
+# Kept with what names the bundle for good: no other is pushed for it.
 outcome() {
-    printf %s "$1" >"$place/outcome"
+    printf '%s %s\n' "$1" "$(digest "$2")" >"$place/outcome"
     [ -z "${GITHUB_OUTPUT:-}" ] || echo "outcome=$1" >>"$GITHUB_OUTPUT"
 }
 
+digest() {
+    "$flytune" inspect "$1" | sed -n '1s/.*@sha256://p'
+}
+
 push() {
-    : "${GATE_REFERENCE:?where the baseline is kept}"
+    local bundle checked result
     if ! published; then
         echo "the baseline stays: this is not the default branch"
         return
     fi
-    case $(cat "$place/outcome" 2>/dev/null) in
+    bundle=$(new_bundle)
+    [ -f "$place/outcome" ] || fail "the bundle was not checked: nothing is pushed"
+    read -r result checked <"$place/outcome"
+    [ "$checked" = "$(digest "$bundle")" ] ||
+        fail "another bundle was checked than this one: nothing is pushed"
+    case $result in
     fine | first) ;;
     # Times that decide nothing are no reason to keep a baseline of another device.
-    undecided) [ "${GATE_UNDECIDED:-fail}" = pass ] || fail "the gate is undecided" ;;
+    undecided) [ "$GATE_UNDECIDED" = pass ] || fail "the gate is undecided" ;;
     *) fail "the gate has not passed: nothing is pushed" ;;
     esac
     words "${GATE_PUSH:-}"
-    "$flytune" push "$(new_bundle)" "$GATE_REFERENCE" "${found[@]+"${found[@]}"}"
+    "$flytune" push "$bundle" "$GATE_REFERENCE" "${found[@]+"${found[@]}"}"
 }
 
 published() {
-    case ${GATE_PUBLISH:-auto} in
+    case $GATE_PUBLISH in
     true) return 0 ;;
     false) return 1 ;;
-    auto) ;;
-    *) fail "GATE_PUBLISH is neither true, false nor auto: $GATE_PUBLISH" ;;
     esac
     # A pull request has another name for its ref, and GitLab no branch at all.
     local branch=${CI_COMMIT_BRANCH:-${GITHUB_REF_NAME:-}}
