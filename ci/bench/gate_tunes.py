@@ -24,7 +24,7 @@ from flytune.caches.packing import pack
 from flytune.caches.policy import ServingPolicy
 from flytune.caches.records import RECORDS_NAME, write_records
 from flytune.caches.regression.check import Check, Settings, check
-from flytune.caches.regression.sides import Side
+from flytune.caches.regression.sides import Side, Sides
 from flytune.caches.target import Target
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.decision import decide
@@ -100,13 +100,23 @@ class Tuner:
         return [*self.tasks[:at], changed, *self.tasks[at + 1 :]]
 
     def compare(
-        self, new: Path, baseline: Path, also: Sequence[TuneTask] = ()
+        self,
+        new: Path,
+        baseline: Path,
+        also: Sequence[TuneTask] = (),
+        *,
+        raced: bool = False,
     ) -> Check:
-        """Compare two bundles as `flytune check NEW --baseline OLD --retime` does."""
+        """Compare two bundles as `flytune check NEW --baseline OLD --retime` does.
+
+        Args:
+            also: Tasks with candidates that are offered besides.
+            raced: Whether the records are not asked, as on other hardware.
+        """
         sides = Side.open(new), Side.open(baseline)
         offered = [task.offered for task in (*self.tasks, *also)]
         workers = _Workers(self._farm, self._built)
-        retimer = Retimer(
+        retimer = (_Elsewhere if raced else Retimer)(
             *sides,
             Progress(),
             lists=lambda _side, _search: offered,
@@ -149,6 +159,14 @@ def _with(task: TuneTask, whole: TuneTask) -> TuneTask:
     """
     every = dict.fromkeys((*task.offered.candidates, *whole.offered.candidates))
     return replace(task, offered=replace(task.offered, candidates=tuple(every)))
+
+
+class _Elsewhere(Retimer):
+    """As on other hardware than that of the bundles, where all kernels race."""
+
+    def is_here(self, sides: Sides) -> bool:
+        """Say no."""
+        return False
 
 
 class _Workers:

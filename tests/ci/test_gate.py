@@ -128,9 +128,9 @@ def test_a_whole_run_tunes_races_and_goes_on(tmp_path: Path) -> None:
     figures = json.loads(written.read_text())["figures"]
     assert figures["comparisons"] == 2, first.stderr
     assert figures["slowdowns_made"] == 1
-    # Kernels raced, whatever a busy machine let them say.
+    # It raced, whatever a busy machine let it say.
     rows = json.loads(written.read_text())["rows"]
-    assert [r["retimed"] > 0 for r in rows if r["made"] != "nothing"] == [True, True]
+    assert [row["retimed"] for row in rows if row["made"] == "twin"] == [1]
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == first.returncode
     # All that was measured is kept.
