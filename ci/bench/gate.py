@@ -6,9 +6,10 @@ Every tune is a process of its own and times real kernels. Compared is by the ve
 of `flytune check NEW --baseline OLD --retime`: by the times on record, and where those
 decide nothing by timing both winners again. A comparison of a thing with itself that
 alarms is a false alarm; of them some are of a twin, the winner under another name,
-which is raced whatever the records say. A slowdown is a kernel whose launch waits for 5 % of its own
-time, in place of the baseline's winner of one list. Exits with 1 where more than one
-comparison in 200 is a false alarm, or fewer than 95 slowdowns in 100 are found.
+which is raced whatever the records say. A slowdown is a kernel whose launch waits for
+5 % of its own time, in place of the baseline's winner of one list. Exits with 1 where
+more than one comparison in 200 is a false alarm, or fewer than 95 slowdowns in 100 are
+found.
 """
 
 import functools
