@@ -85,6 +85,7 @@ def test_only_what_has_a_time_is_compiled(build: Build) -> None:
     assert Bundle.open(build.bundle).manifest.coverage["compiled"] in (1, 2)
 
 
+@pytest.mark.slow
 def test_plain_products_have_times_too(tmp_path: Path) -> None:
     made = built("Llama-3.1-8B", "bf16", tmp_path)
     coverage = Bundle.open(made.bundle).manifest.coverage

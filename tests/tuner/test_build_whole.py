@@ -94,6 +94,7 @@ def test_a_users_own_model_traces_nothing(
         assert row == {"frames": 1, "fx": {"fxgraph_cache_hit": 1}}
 
 
+@pytest.mark.slow
 def test_without_an_entry_the_graph_still_hits(build: Build, tmp_path: Path) -> None:
     folder = unpacked(build.bundle, tmp_path / "folder")
     shutil.rmtree(folder / "inductor" / "dynamo")

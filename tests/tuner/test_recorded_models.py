@@ -48,19 +48,13 @@ def made_up(model: str, quant: str, folder: Path) -> tuple[Path, int]:
     return path, len(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "quant"),
     [
-        ("Qwen3-32B", "mxfp4"),
-        *(
-            pytest.param(model, quant, marks=pytest.mark.slow)
-            for model, quant in (
-                ("Qwen3-32B", "mxfp8"),
-                ("Llama-3.1-8B", "mxfp4"),
-                ("Llama-3.3-70B", "mxfp8"),
-                ("Llama-3.3-70B", "mxfp4"),
-            )
-        ),
+        ("Llama-3.1-8B", "mxfp4"),
+        *(("Qwen3-32B", quant) for quant in ("mxfp8", "mxfp4")),
+        *(("Llama-3.3-70B", quant) for quant in ("mxfp8", "mxfp4")),
     ],
 )
 def test_a_model_of_which_nobody_has_published_times(
@@ -80,7 +74,9 @@ def test_a_model_of_which_nobody_has_published_times(
     ("model", "tp", "times"),
     [
         # One of its two was won by a kernel of AITER's own, which is no candidate.
-        ("Qwen3-32B", 8, {(6400, 5120): (ATEN, 18.3958)}),
+        pytest.param(
+            *("Qwen3-32B", 8, {(6400, 5120): (ATEN, 18.3958)}), marks=pytest.mark.slow
+        ),
         (
             "Llama-3.3-70B",
             1,
