@@ -114,10 +114,12 @@ def share(text: str) -> float:
     """Return the share that "3%" or "0.03" says.
 
     Raises:
-        ValueError: it is neither, or not a number from 0 up.
+        ValueError: it is neither, not a number from 0 up, or a bare one of 1 or more:
+            who writes 3 means 3 %, and not 300.
     """
-    number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= number < math.inf:
+    percent = text.endswith("%")
+    number = float(text.removesuffix("%")) / (100 if percent else 1)
+    if not 0 <= number < (math.inf if percent else 1):
         raise ValueError(text)
     return number
 
@@ -216,7 +218,7 @@ def _share(table: _Table, value: Any) -> float:
     try:
         return share(value)
     except ValueError:
-        table.refuse("max_regression", "not a share", 'write "3%"')
+        table.refuse("max_regression", "not a share", 'write "3%" or "0.03"')
 
 
 def _microseconds(table: _Table, value: Any) -> float:

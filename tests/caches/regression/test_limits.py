@@ -111,6 +111,10 @@ WAIVER = (
             "limits: key is not a share: `limit[1].max_regression` in ",
         ),
         (
+            "[[limit]]\npattern = 'a'\nmax_regression = '3'",
+            "limits: key is not a share: `limit[1].max_regression` in ",
+        ),
+        (
             "[[limit]]\npattern = 'a'\nfloor_us = nan",
             "limits: key is not a number of microseconds: `limit[1].floor_us` in ",
         ),
@@ -167,7 +171,7 @@ def test_a_share_is_said_in_two_ways(text: str, number: float) -> None:
     assert share(text) == pytest.approx(number)
 
 
-@pytest.mark.parametrize("text", ["", "%", "three", "-1%", "nan", "inf%"])
+@pytest.mark.parametrize("text", ["", "%", "three", "-1%", "nan", "inf%", "3", "1"])
 def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(ValueError, match=r"float|^nan|^-1%|^inf%"):
+    with pytest.raises(ValueError, match=r"float|^nan|^-1%|^inf%|^3|^1"):
         share(text)
