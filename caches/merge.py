@@ -13,7 +13,7 @@ from flytune.caches.merge_manifest import check_together, joined_manifest, merge
 from flytune.caches.packing import check_absent, pack, publish
 from flytune.caches.several import part_name, parts_of
 from flytune.caches.trust import HERE, Trust, admit
-from flytune.shapes.errors import FlytuneError
+from flytune.shapes.errors import FlytuneError, about
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -66,8 +66,10 @@ def merge(
     """
     check_absent(out)
     found: dict[str, Bundle] = {}
-    for bundle in map(Bundle.open, paths):
-        admit(bundle, trust)
+    for path in paths:
+        with about(path):
+            bundle = Bundle.open(path)
+            admit(bundle, trust)
         # One of two copies, whatever their order: conflicts tell its name.
         copies = (bundle, found.get(bundle.digest, bundle))
         found[bundle.digest] = min(copies, key=lambda one: one.path)

@@ -1,5 +1,9 @@
 """The error that the command line turns into one clear line."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
+
 
 class FlytuneError(Exception):
     """A fault that the user can act on.
@@ -20,3 +24,24 @@ class FlytuneError(Exception):
     def line(self) -> str:
         """The message with its code, as it is printed."""
         return f"{self} ({self.code})" if self.code else str(self)
+
+
+@contextmanager
+def about(path: str | PathLike[str], hint: str | None = None) -> Iterator[None]:
+    """Name what is read in the errors of the block that do not.
+
+    Args:
+        path: A file; a bundle's may have a pin.
+        hint: What to do, in place of what the error says.
+
+    Raises:
+        FlytuneError: as the block.
+    """
+    try:
+        yield
+    except FlytuneError as error:
+        name = fspath(path).partition("@sha256:")[0]
+        if name not in str(error):
+            error.args = (f"{error}: {name}",)
+        error.hint = hint or error.hint
+        raise

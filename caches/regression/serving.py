@@ -18,7 +18,7 @@ from flytune.caches.regression.finding import (
     quoted,
 )
 from flytune.caches.regression.sides import Sides
-from flytune.shapes.errors import FlytuneError
+from flytune.shapes.errors import FlytuneError, about
 
 _POLICY_LIMIT_BYTES = 2**20
 # What a policy holds where it does not say so.
@@ -50,7 +50,8 @@ class Serving:
             FlytuneError: it is neither, or the policy is malformed.
         """
         if _names_bundle(path):
-            return cls(Bundle.open(path).manifest.policy, f"`{path}`")
+            with about(path):
+                return cls(Bundle.open(path).manifest.policy, f"`{path}`")
         try:
             with path.open("rb") as file:
                 text = file.read(_POLICY_LIMIT_BYTES + 1)
@@ -60,8 +61,9 @@ class Serving:
             ) from error
         if len(text) > _POLICY_LIMIT_BYTES:
             raise FlytuneError(f"serving policy is too large: {path}")
-        row = parse_object(text, "serving policy")
-        ServingPolicy.from_json(row)
+        with about(path, "give the `policy` of a bundle's manifest.json, or the bundle"):
+            row = parse_object(text, "serving policy")
+            ServingPolicy.from_json(row)
         return cls(row, f"`{path}`")
 
     @classmethod

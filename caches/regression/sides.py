@@ -15,7 +15,7 @@ from flytune.caches.manifest import Manifest
 from flytune.caches.records import RECORDS_NAME, read_records
 from flytune.caches.regression.finding import plain
 from flytune.caches.regression.kernels import SOFTWARE
-from flytune.shapes.errors import FlytuneError
+from flytune.shapes.errors import FlytuneError, about
 
 _TIMINGS = f"{CACHES}/cache/"
 
@@ -34,8 +34,14 @@ class Side:
         """Read a bundle's manifest, records and timings, and check every file.
 
         Raises:
-            FlytuneError: it has no records, or a file breaks a rule of the bundle.
+            FlytuneError: it has no records, or a file breaks a rule of the bundle; the
+                message names the bundle, for there are two.
         """
+        with about(path):
+            return cls._open(path)
+
+    @classmethod
+    def _open(cls, path: Path | str) -> "Side":
         bundle = Bundle.open(path)
         files = bundle.manifest.files
         if RECORDS_NAME not in files:

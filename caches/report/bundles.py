@@ -14,6 +14,7 @@ from flytune.caches.manifest import Manifest
 from flytune.caches.records import TuningRecord
 from flytune.caches.report.work import moved_bytes, operations, tflops
 from flytune.caches.several import parts_of
+from flytune.shapes.errors import about
 from flytune.shapes.gemm import GemmShape
 
 ORDER = ("aten", "triton", "flydsl", "cpp", "decompose_k", "subgraph")
@@ -184,7 +185,8 @@ def _names(files: Sequence[str]) -> Iterator[str]:
 
 
 def _lists(bundle: Bundle) -> tuple[ReportedList, ...]:
-    found = lists_of(records_of(bundle))
+    with about(bundle.path):
+        found = lists_of(records_of(bundle))
     counts = [_counts(one, bundle.manifest) for one in found]
     labels = short_names(name for some in counts for name in some)
     rows = {one.shape.m for one in found if one.shape.op == "grouped_mm"}
