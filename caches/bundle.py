@@ -153,8 +153,11 @@ class Bundle:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, *, output: bool = False) -> Iterator[None]:
     """Turn an OSError of the block into one clear line.
+
+    Args:
+        output: whether a user has chosen the path, so that another is all that helps.
 
     Raises:
         FlytuneError: the disk is full, or something cannot be written.
@@ -166,7 +169,9 @@ def writing(path: Path) -> Iterator[None]:
             raise FlytuneError(f"disk is full: {path}", code=Code.DISK_FULL) from error
         place = error.filename or path
         raise FlytuneError(
-            f"cannot write: {place}: {error.strerror}", code=Code.UNWRITABLE
+            f"cannot write: {place}: {error.strerror}",
+            hint="choose another path" if output else None,
+            code=Code.UNWRITABLE,
         ) from error
 
 

@@ -50,7 +50,7 @@ def pack(
     """
     if not staging.is_dir():
         raise FlytuneError(f"no directory to pack: {staging}")
-    with writing(out), beside(out) as scratch:
+    with writing(out, output=True), beside(out) as scratch:
         check_absent(out)
         files = {path: file_entry(staging / path) for path in _staged(staging)}
         text = replace(manifest, files=files).to_json()
@@ -136,7 +136,7 @@ def publish(staging: Path, out: Path) -> Path:
     """
     bundle = Bundle.open(staging)
     bundle.check()
-    with writing(out), beside(out) as scratch:
+    with writing(out, output=True), beside(out) as scratch:
         check_absent(out)
         heads, names = bundle.heads(), _in_order(bundle.manifest.files)
         files = {name: bundle.manifest.files[name] for name in names}

@@ -159,7 +159,7 @@ def pull(
     image = remote.image(chosen)
     target = out or Path(file_name(Manifest.from_json(remote.config(image))))
     check_absent(target)
-    with writing(target), beside(target) as staging:
+    with writing(target, output=True), beside(target) as staging:
         _assemble(image, remote, staging)
         publish(staging, target)
     return Shipped(

@@ -62,7 +62,7 @@ def make_wheel(
     tag = _tag(manifest)
     wheel = out / f"{package}-{version}-{tag}.whl"
     check_absent(wheel)
-    with writing(wheel):
+    with writing(wheel, output=True):
         out.mkdir(parents=True, exist_ok=True)
         with beside(wheel) as scratch:
             archive = _as_archive(bundle, scratch)

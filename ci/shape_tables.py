@@ -127,7 +127,7 @@ Judged = Counter[tuple[Row, Verdict]]
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(filled(PAGE.read_text()))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def filled(text: str) -> str:
@@ -180,7 +180,7 @@ def _uncompared(found: Judged) -> list[tuple[str, int]]:
 def judged(name: str) -> Judged:
     """Judge each row of a table."""
     counts: Judged = Counter()
-    with (TABLES / f"{name}.csv").open(newline="") as file:
+    with (TABLES / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         for cells in csv.DictReader(file):
             n, k = (_size(cells[column]) for column in ("N", "K"))
             platform: Platform = "rocm" if name.startswith("aiter") else "cuda"

@@ -28,6 +28,8 @@ QWEN2 = DATA / "tiny-qwen2.json"
 SQUARE = DATA / "square-llama.json"
 """Its linears are all of one size, and one list of candidates."""
 COMMAND = (sys.executable, "-c", "from flytune.tuner.cli import main; main()")
+BARE = ("env", "LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0", *COMMAND)
+"""The command in a locale that knows ASCII alone."""
 # The start of a program that finds no FlyDSL, as on a host that lacks it.
 FLYDSL_HIDDEN = """
 import importlib.metadata, sys

@@ -54,7 +54,7 @@ def capture_command(
             captured = read_counts(folder)
             if captured.shapes:
                 part = folder / _OUT
-                part.write_text(captured.to_lines())
+                part.write_text(captured.to_lines(), encoding="utf-8")
                 part.replace(out)
     except OSError as error:
         raise FlytuneError(

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from flytune.caches.bundle import writing
 from flytune.caches.regression.again import Retime
 from flytune.caches.regression.annotations import annotations
 from flytune.caches.regression.check import Check, Settings, check
@@ -21,6 +20,7 @@ from flytune.caches.regression.serving import Serving
 from flytune.caches.regression.sides import Side
 from flytune.caches.regression.table import text
 from flytune.caches.trust import HERE, Trust, admit
+from flytune.tuner.output_files import check_writable, write_file
 from flytune.tuner.signals import ended_by_signals
 from flytune.tuner.trust_options import trust_options
 
@@ -117,7 +117,7 @@ def _number(_: click.Context, __: click.Parameter, value: float) -> float:
     "markdown_file",
     type=_FILE,
     metavar="FILE",
-    help="A summary for a pull request.",
+    help="A summary for a pull request, written where there is a result.",
 )
 @click.option(
     "--github/--no-github",
@@ -148,7 +148,8 @@ def check_command(
     trusted, but for --retime.
 
     Exits 0 if it is fine, 1 on a regression, 3 if the times on record decide nothing;
-    with --retime, if something could not be decided on the device at hand.
+    with --retime, if something could not be decided on the device at hand. An error
+    exits 1 too; then FILE of --markdown is not written.
     """
     settings = Settings(
         threshold=Threshold(max_regression, floor_us),
@@ -159,18 +160,22 @@ def check_command(
     today = datetime.datetime.now(datetime.UTC).date()
     if trust != HERE and not retime:
         raise click.UsageError("whom to trust is asked with --retime alone")
+    for path in filter(None, (junit_file, markdown_file)):
+        check_writable(path)
     sides = Side.open(new), Side.open(baseline)
     with ended_by_signals():
         again = _retimer(*sides, trust) if retime else None
         checked = check(*sides, settings, today, again)
-    if junit_file is not None:
-        _write(junit_file, junit(checked))
-    if markdown_file is not None:
-        _write(markdown_file, markdown(checked))
+    # Printed first: whatever becomes of the files, the result is not lost.
+    _show(checked, as_json)
     if github:
         for line in annotations(checked):
             click.echo(line, err=True)
-    _show(checked, as_json)
+    if junit_file is not None:
+        write_file(junit_file, junit(checked))
+    # The last of all: by it ci/gate/gate.sh knows that nothing went wrong before.
+    if markdown_file is not None:
+        write_file(markdown_file, markdown(checked))
     context.exit(int(checked.outcome))
 
 
@@ -198,8 +203,3 @@ def _show(checked: Check, as_json: bool) -> None:
         show(checked)
     else:
         click.echo(text(checked))
-
-
-def _write(path: Path, content: str) -> None:
-    with writing(path):
-        path.write_text(content)

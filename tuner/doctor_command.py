@@ -52,15 +52,14 @@ def doctor_command(bundle: str | None, profile: Path | None, as_json: bool) -> N
 
 
 def _write_profile(path: Path, live: "DeviceProfile | None") -> None:
-    from flytune.caches.bundle import writing
     from flytune.shapes.errors import FlytuneError
+    from flytune.tuner.output_files import write_file
 
     if live is None:
         raise FlytuneError("no accelerator here, or torch cannot use it")
     if path.exists():
         raise FlytuneError(f"output exists: {path}", hint="remove it")
-    with writing(path):
-        path.write_text(json.dumps(live.to_json(), indent=2) + "\n")
+    write_file(path, json.dumps(live.to_json(), indent=2) + "\n")
     click.echo(f"profile  {live.product}: {path}")
 
 

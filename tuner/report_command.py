@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from flytune.caches.bundle import Bundle, writing
-from flytune.caches.scratch import beside
+from flytune.caches.bundle import Bundle
+from flytune.shapes.errors import about
+from flytune.tuner.output_files import write_file
 
 
 @click.command("report")
@@ -32,11 +33,11 @@ def report_command(bundles: tuple[Path, ...], out: Path) -> None:
     """
     from flytune.caches.report.page import page_of
 
-    page = page_of([Bundle.open(bundle) for bundle in bundles])
-    whole = out.absolute()
-    with writing(out), beside(whole) as folder:
-        part = folder / whole.name
-        part.write_text(page, encoding="utf-8")
-        # By rename, so that no reader sees a part of it.
-        part.replace(whole)
+    page = page_of(list(map(_opened, bundles)))
+    write_file(out, page)
     click.echo(f"{out}: {len(page.encode()) / 1e3:.0f} kB")
+
+
+def _opened(path: Path) -> Bundle:
+    with about(path):
+        return Bundle.open(path)

@@ -90,7 +90,7 @@ def page_of(bundles: Sequence[Bundle]) -> str:
     reported = read_bundles(bundles)
     chapters = [_chapter(one, signers(one.bundle, keyring)) for one in reported]
     data = [page_data(one.bundle, one.roofline) for one in chapters]
-    style, script = (_FILES.joinpath(n).read_text() for n in ("style.css", "script.js"))
+    style, script = map(_text, ("style.css", "script.js"))
     environment = _environment()
     environment.globals.update(
         seconds_text=seconds_text, time_text=time_text, geometry=_GEOMETRY
@@ -112,13 +112,16 @@ _GEOMETRY = {"passes": passes, "roofline": roofline, "races": races, "cost": cos
 """Modules whose constants say where their charts lie."""
 
 
+def _text(name: str) -> str:
+    """Return a file of this package, which is UTF-8 whatever the locale is."""
+    return _FILES.joinpath(name).read_text(encoding="utf-8")
+
+
 def _environment() -> "jinja2.Environment":
     import jinja2
 
     return jinja2.Environment(
-        loader=jinja2.DictLoader(
-            {name: _FILES.joinpath(name).read_text() for name in _TEMPLATES}
-        ),
+        loader=jinja2.DictLoader({name: _text(name) for name in _TEMPLATES}),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from builds import BARE, flytune
 from click.testing import CliRunner, Result
 from small_bundles import small_bundle
 from tuned_bundles import POLICY, Made, Tune, shape, three_lists, tuned, usual
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.regression.check import Check, check
+from flytune.shapes.gemm import GemmShape
 from flytune.tuner.cli import main
 
 LISTS = {shape(n): usual(20.0 + n) for n in range(6)}
@@ -81,9 +85,72 @@ def test_reports_are_written_whatever_comes_of_it(
     assert result.exit_code == 1
     assert ElementTree.parse(xml).getroot().tag == "testsuites"
     assert summary.read_text().startswith("## flytune check: regression\n")
-    result = run(slow, old, "--junit", tmp_path / "none" / "check.xml")
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_compared(
+    tmp_path: Path, old: Path, slow: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flytune.tuner.check_command.check", None)
+    result = run(slow, old, option, tmp_path / "none" / "check")
+    assert (result.exit_code, result.stdout) == (1, "")
+    message, hint = result.stderr.splitlines()
+    assert message.startswith(f"error: cannot write: {tmp_path / 'none'}")
+    assert hint == "hint: choose another path"
+
+
+def test_what_happens_to_a_file_later_costs_no_result(
+    tmp_path: Path, old: Path, same: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the summary, the last that is written, a gate knows of an error."""
+    xml, summary = tmp_path / "gone" / "check.xml", tmp_path / "check.md"
+    xml.parent.mkdir()
+
+    def checked(*arguments: Any) -> Check:
+        xml.parent.rmdir()
+        return check(*arguments)
+
+    monkeypatch.setattr("flytune.tuner.check_command.check", checked)
+    result = run(same, old, "--junit", xml, "--markdown", summary)
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: cannot write: ")
+    assert result.stdout.splitlines()[-1] == "check     fine"
+    assert result.stderr.startswith(f"error: cannot write: {xml.parent}")
+    assert not summary.exists()
+
+
+def test_files_are_replaced_as_a_whole(tmp_path: Path, old: Path, same: Path) -> None:
+    summary, other = tmp_path / "check.md", tmp_path / "other"
+    summary.write_text("of an earlier run")
+    other.hardlink_to(summary)
+    assert run(same, old, "--markdown", summary).exit_code == 0
+    assert summary.read_text().startswith("## flytune check: no regression\n")
+    assert other.read_text() == "of an earlier run"
+    assert sorted(tmp_path.iterdir()) == [summary, other]
+    # What is no file is written to, and not replaced.
+    assert "## flytune check" in flytune(
+        tmp_path, "check", same, "--baseline", old, "--markdown", "/dev/stderr"
+    ).stderr
+
+
+def test_an_error_leaves_no_summary(tmp_path: Path, old: Path) -> None:
+    summary = tmp_path / "check.md"
+    result = run(tmp_path / "none.tar.zst", old, "--markdown", summary)
+    assert result.exit_code == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_utf_8_whatever_the_locale(tmp_path: Path, old: Path) -> None:
+    named = {GemmShape("mm", 16, 8, 8, module="modèle"): usual(20.0)}
+    one, other = (tuned(tmp_path / f"{n}", Tune(n), named) for n in (1, 2))
+    limits, xml = tmp_path / "limits.toml", tmp_path / "check.xml"
+    limits.write_text(
+        '[[limit]]\npattern = "*modèle"\nfloor_us = 1\n', encoding="utf-8"
+    )
+    files = ["--limits", limits, "--junit", xml, "--markdown", tmp_path / "check.md"]
+    done = flytune(tmp_path, "check", other, "--baseline", one, *files, command=BARE)
+    assert done.returncode == 0, done.stderr
+    assert "modèle" in xml.read_text(encoding="utf-8")
+    assert "modèle" in (tmp_path / "check.md").read_text(encoding="utf-8")
 
 
 def test_a_pin_holds(old: Path, same: Path) -> None:
@@ -104,12 +171,15 @@ def test_a_serving_policy_is_a_file_or_a_bundle(
     assert "misses: size 64: serving has it" in result.stdout
     assert run(same, old, "--serving-policy", old).exit_code == 0
     for content, words in (
-        ("{}", "error: serving policy is malformed: 'tokens' (FT221)\n"),
-        ("[]", "error: serving policy is not a JSON object (FT202)\n"),
+        ("{}", f"error: serving policy is malformed: 'tokens': {policy} (FT221)\n"),
+        ("[]", f"error: serving policy is not a JSON object: {policy} (FT202)\n"),
         ("{", "error: serving policy is not JSON: "),
     ):
         policy.write_text(content)
-        assert run(same, old, "--serving-policy", policy).stderr.startswith(words)
+        said = run(same, old, "--serving-policy", policy).stderr
+        assert said.startswith(words)
+        assert str(policy) in said
+        assert said.splitlines()[1].startswith("hint: give the `policy` of a bundle's ")
     result = run(same, old, "--serving-policy", tmp_path / "none.json")
     assert result.stderr.startswith("error: cannot read serving policy: ")
 
@@ -135,6 +205,8 @@ def test_a_waiver_lets_a_slower_list_pass(
             "`3 percent` is no share: write 3% or 0.03",
         ),
         (["--max-growth", "-1%"], "`-1%` is no share"),
+        (["--max-regression", "3"], "`3` is no share: write 3% or 0.03"),
+        (["--max-growth", "20"], "`20` is no share: write 3% or 0.03"),
         (["--floor-us", "nan"], "nan is no time"),
         (["--floor-us", "-1"], "-1.0 is not in the range"),
     ],
@@ -160,9 +232,12 @@ def test_what_is_no_bundle_is_one_line(tmp_path: Path, old: Path) -> None:
     assert result.stderr == f"error: bundle has no records: {plain}\n"
     damaged = tmp_path / "damaged.tar.zst"
     damaged.write_bytes(old.read_bytes()[:-20])
-    result = run(damaged, old)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: ")
+    # There are two: which one it is is said.
+    for pair in ((damaged, old), (old, damaged)):
+        result = run(*pair)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith("error: archive ")
+        assert f": {damaged} (FT" in result.stderr
 
 
 def test_a_bundle_is_its_own_baseline(old: Path) -> None:

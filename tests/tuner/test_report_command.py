@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import reported
+from builds import BARE, flytune
 from click.testing import CliRunner, Result
 
 from flytune.tuner.cli import main
@@ -44,7 +45,23 @@ def test_what_cannot_be_written_is_one_line(bundle: Path, tmp_path: Path) -> Non
     assert done.exit_code == 1
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: cannot write: ")
-    assert hint.startswith("hint: ")
+    assert hint == "hint: choose another path"
+
+
+def test_a_page_is_utf_8_whatever_the_locale(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    done = flytune(tmp_path, "report", bundle, "--html", out, command=BARE)
+    assert done.returncode == 0, done.stderr
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>\n")
+
+
+def test_a_bundle_that_cannot_be_read_is_named(bundle: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.tar.zst"
+    damaged.write_bytes(bundle.read_bytes()[:-20])
+    done = report(bundle, damaged, "--html", tmp_path / "report.html")
+    assert done.exit_code == 1
+    assert str(damaged) in done.stderr
+    assert str(bundle) not in done.stderr
 
 
 def test_a_failed_report_leaves_the_old_one(tmp_path: Path) -> None:
