@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +29,35 @@ class Request:
             end = time.perf_counter() + LAUNCH_S
             while time.perf_counter() < end:
                 pass
+            out.append(len(tensors))
+
+        return launch
+
+
+class Clock:
+    """Goes on by a tick at each look, and by what launches take."""
+
+    tick_ns = 1_000
+    now_ns = 0
+    looks = 0
+
+    def __call__(self) -> int:
+        self.looks += 1
+        self.now_ns += self.tick_ns
+        return self.now_ns
+
+
+CLOCK = Clock()
+
+
+class Counted:
+    """A launch of so long by that clock."""
+
+    has_out_variant = True
+
+    def make_run_fn(self, *tensors: Any, out: list[int]) -> Callable[[], None]:
+        def launch() -> None:
+            CLOCK.now_ns += round(1e9 * LAUNCH_S)
             out.append(len(tensors))
 
         return launch
@@ -71,7 +100,23 @@ def test_a_slowed_kernel_takes_as_much_longer_as_it_is_told_to(
 ) -> None:
     # At the least: a busy machine only adds.
     assert least_s(made(slowed, 0.5)[0]) >= 1.45 * LAUNCH_S
-    assert least_s(made(slowed, 0.0)[0]) >= LAUNCH_S
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
+def test_it_takes_no_longer_than_that_and_a_twin_nothing(
+    slowed: ModuleType, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr(slowed, "time", SimpleNamespace(perf_counter_ns=CLOCK))
+    out: list[int] = []
+    one = slowed.Slowed(pickle.dumps(Counted()), share)
+    launch = one.make_run_fn(1, 2, out=out)
+    start_ns, looks = CLOCK.now_ns, CLOCK.looks
+    launch()
+    assert out == [2]
+    wanted_ns = 1e9 * LAUNCH_S * (1 + share)
+    assert abs(CLOCK.now_ns - start_ns - wanted_ns) <= 3 * CLOCK.tick_ns
+    # A twin is the launch itself, at which nobody looks.
+    assert bool(share) == (CLOCK.looks > looks)
 
 
 def test_it_is_a_kernel_of_its_own_that_fuses_the_same(slowed: ModuleType) -> None:
