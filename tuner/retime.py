@@ -18,6 +18,7 @@ from flytune.caches.regression.again import Thresholds
 from flytune.caches.regression.device import differing
 from flytune.caches.regression.raced import LOOKS, Raced, sure
 from flytune.caches.regression.sides import Pair, Side, Sides
+from flytune.caches.report.words import counted
 from flytune.caches.several import parts_of
 from flytune.caches.target import Target
 from flytune.tuner.candidate import (
@@ -127,7 +128,9 @@ class Retimer:
         self, pairs: Mapping[int, Pair]
     ) -> tuple[list[_Racing], dict[int, Raced]]:
         """Find both winners of each list among the candidates that are offered here."""
-        self._progress.say(f"retime: listing the candidates of {len(pairs)} lists")
+        self._progress.say(
+            f"retime: listing the candidates of {counted(len(pairs), 'list')}"
+        )
         lists: list[CandidateList] = []
         found: dict[int, Winners] = {}
         why: dict[int, str] = {}

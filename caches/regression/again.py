@@ -2,7 +2,8 @@
 
 Who takes them is not asked here: a `Retime` does, of the winners of the lists that it
 is given. Where the records can be compared, those are the lists that got slower by more
-than is allowed, sure or not, and those without a time; else all.
+than is allowed, sure or not, all of a forward pass that may have, and those without a
+time; else all.
 """
 
 import math
@@ -53,6 +54,9 @@ class Retimed:
     """All lists that were to be timed again."""
 
     device: str = ""
+    """Its name; "" where nothing can be timed here."""
+    unable: str = ""
+    """Why not; "" where something can."""
     here: bool = True
     """Whether both bundles are for that very device."""
     every: bool = False
@@ -106,7 +110,8 @@ def retimed(
     others = sums if recorded is None else recorded.tests
     done = retime(waiting, thresholds, others) if waiting else ()
     return Retimed(
-        retime.device,
+        "" if retime.unable else retime.device,
+        retime.unable,
         here,
         recorded is None,
         {id(pair): (pair, one) for pair, one in zip(waiting, done, strict=True)},
@@ -120,6 +125,12 @@ def _open(sides: Sides, recorded: Times | None) -> Iterator[Pair]:
         if recorded
         else {}
     )
+    summed = {
+        id(pair)
+        for one in (recorded.passes if recorded else ())
+        if one.over and not one.slower
+        for pair in one.pairs
+    }
     for pair in sides.pairs:
         old, new = pair.old.winner, pair.new.winner
         if old is None or new is None:
@@ -129,7 +140,7 @@ def _open(sides: Sides, recorded: Times | None) -> Iterator[Pair]:
         if recorded is None:
             yield pair
         elif one is not None:
-            if one.ratio > 1 + one.threshold.max_regression:
+            if one.over or id(pair) in summed:
                 yield pair
         elif not (is_timed(old) and is_timed(new)):
             yield pair
@@ -182,7 +193,7 @@ def undecided(times: Times, timed: Retimed) -> Iterator[Finding]:
         one = tested.get(key)
         if raced.why:
             # What the records do decide stands as it is.
-            if one is None or not one.slower:
+            if one is None or (one.over and not one.slower):
                 yield found(Kind.RETIME, pair.name, raced.why)
         elif raced.values and one is not None and not one.slower:
             yield from _of_open(pair, raced, one, times.tests)

@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from flytune.caches.regression.again import (
     Retime,
@@ -28,8 +29,8 @@ from flytune.caches.regression.serving import Serving, predicted
 from flytune.caches.regression.shifts import Shift, is_carried, is_timed, shift_of
 from flytune.caches.regression.sides import Side, Sides
 from flytune.caches.regression.stale import stale
-from flytune.caches.regression.structure import structure
-from flytune.caches.regression.times import Times, decide, findings_of
+from flytune.caches.regression.structure import other_model, structure
+from flytune.caches.regression.times import Times, decide, findings_of, noisy
 from flytune.caches.several import parts_of
 
 
@@ -104,18 +105,51 @@ def check(
             here.
     """
     sides = Sides.of(new, baseline)
+    models = tuple(other_model(sides))
+    # A baseline of another model is none, unless a waiver says that it is.
+    waived = settings.limits.applied(models, (), today)[: len(models)]
+    if any(finding.standing is Standing.FAILS for finding in waived):
+        return Check(sides, models, Times(), 0, 0)
+    timed = _timed(sides, settings, retime)
+    parts = {part for one in timed.findings for part in one.values.get("parts", ())}
     findings = [
+        *models,
         *structure(sides, settings.max_growth),
         *predicted(sides, settings.serving),
         *stale(new),
     ]
+    # What makes it another device is said once.
+    findings = [f for f in findings if f.values.get("part") not in parts]
+    findings += timed.findings
+    names = [pair.name for pair in sides.pairs]
+    names += [one.name for one in timed.times.passes]
+    said = settings.limits.applied(findings, names, today)
     carried = sum(map(is_carried, sides.pairs))
+    return Check(sides, said, timed.times, carried, timed.untested, timed.again)
+
+
+class _Timed(NamedTuple):
+    """What comes of the times."""
+
+    findings: Sequence[Finding]
+    times: Times
+    untested: int
+    again: Retimed | None
+
+
+def _timed(sides: Sides, settings: Settings, retime: Retime | None) -> _Timed:
+    """Compare the times on record, and those that are taken again.
+
+    Raises:
+        FlytuneError: nothing can be timed here.
+    """
     shifts = recorded_shifts(sides)
     devices = list(other_device(sides)) if shifts else []
     times = Times() if devices else _decided(sides, shifts, settings)
+    findings: list[Finding] = []
     again = None
     if retime is not None:
-        sums = len(tokens_of(new)) + 1
+        sums = len(tokens_of(sides.new)) + 1
         recorded = None if devices else times
         again = retimed(sides, recorded, settings.allowed, retime, sums)
         shifts = shifts_again(shifts, again, settings.allowed)
@@ -123,14 +157,12 @@ def check(
         devices = list(_passed_over(devices, again, retime.unable))
         findings += undecided(times, again)
     findings += devices
-    findings += findings_of(times, same_software=sides.same_software)
+    asked, same = retime is not None, sides.same_software
+    findings += findings_of(times, same_software=same, retimed=asked)
+    findings += noisy(times, settings.threshold, retimed=asked)
     if again is not None or not devices:
         findings += _untimed(sides, again)
-    names = [pair.name for pair in sides.pairs]
-    names += [one.name for one in times.passes]
-    said = settings.limits.applied(findings, names, today)
-    untested = len(shifts) - len(times.lists)
-    return Check(sides, said, times, carried, untested, again)
+    return _Timed(findings, times, len(shifts) - len(times.lists), again)
 
 
 def _decided(
@@ -158,7 +190,7 @@ def _passed_over(
     how = f"decided for the device here: {again.device}"
     for finding in devices:
         text = f"{finding.text}; {unable or how}"
-        yield noted(finding.kind, finding.subject, text)
+        yield noted(finding.kind, finding.subject, text, **finding.values)
     if not again.here and not unable and not devices:
         text = "the bundles are for other hardware; decided for the device here: "
         text += again.device
@@ -198,4 +230,5 @@ def _untimed(sides: Sides, again: Retimed | None) -> Iterator[Finding]:
         now = "nothing won" if new is None else f"{kernel_name(new)} is taken untimed"
         why = "" if new is None or not new.reason else f" ({new.reason})"
         text = f"took {us(old.median_us or 0)} us with {kernel_name(old)}; {now}{why}"
-        yield found(Kind.UNTIMED, pair.name, text, "--retime times both")
+        hint = "flytune explain NEW SHAPE" if new is None else "--retime times both"
+        yield found(Kind.UNTIMED, pair.name, text, hint)

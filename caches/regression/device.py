@@ -19,16 +19,20 @@ _UNTIMED = ("memory_bytes",)
 def other_device(sides: Sides) -> Iterator[Finding]:
     """Yield why the stored times of two bundles decide nothing; nothing if they do."""
     old, new = (side.manifest.target["hardware"] for side in (sides.old, sides.new))
-    differ = [
-        f"hardware.{name}: was {quoted(old.get(name))}, is {quoted(new.get(name))}"
-        for name in differing(old, new)
-    ]
+    if names := differing(old, new):
+        # Of another kind of device nothing is the same: its name says it all.
+        said = ["product"] if {"kind", "product"} <= set(names) else names
+        text = "; ".join(
+            f"hardware.{name}: was {quoted(old.get(name))}, is {quoted(new.get(name))}"
+            for name in said
+        )
+        parts = tuple(f"hardware.{name}" for name in names)
+        yield found(Kind.OTHER_DEVICE, BUNDLE, text, RETIME, parts=parts)
+        return
     was, now = sides.old.manifest.timed_on, sides.new.manifest.timed_on
-    if not differ and was != now and None not in (was, now):
-        differ.append(f"timed on: was `{was}`, is `{now}`")
-    for text in differ:
+    if was != now and None not in (was, now):
+        text = f"timed on: was `{was}`, is `{now}`"
         yield found(Kind.OTHER_DEVICE, BUNDLE, text, RETIME)
-    if differ:
         return
     shift = canary_shift(sides)
     if shift is None:

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     COUNT = "count"
     """A list that a forward pass calls more or less often."""
     MODEL = "model"
+    """A baseline of another model, or of another way to run it."""
     TARGET = "target"
     POLICY = "policy"
     MISSES = "misses"
@@ -34,13 +35,17 @@ class Kind(StrEnum):
     SIZE = "size"
     STALE = "stale"
     """Rows and files that do not belong together."""
+    FUSED = "fused"
+    """A list whose winner is not in the graphs: another kernel fused better."""
     BACKEND = "backend"
     """A backend whose kernels are gone."""
     SLOWER = "slower"
     SLOWER_PASS = "slower pass"
     FASTER = "faster"
     UNSURE = "unsure"
-    """Slower, but by no more than one tune from another."""
+    """Slower, but by no more than two builds of one kernel may differ."""
+    NOISE = "noise"
+    """Builds that differ by more than is to be found."""
     UNTIMED = "untimed"
     """A list that has a time in one bundle alone."""
     RETIME = "retime"
@@ -63,8 +68,8 @@ class Standing(StrEnum):
 _STANDINGS: Mapping[Kind, Standing] = {
     **dict.fromkeys(
         (
-            *(Kind.LOST, Kind.MISSES, Kind.UNVERIFIED, Kind.SIZE, Kind.STALE),
-            *(Kind.BACKEND, Kind.SLOWER, Kind.SLOWER_PASS),
+            *(Kind.MODEL, Kind.LOST, Kind.MISSES, Kind.UNVERIFIED, Kind.SIZE),
+            *(Kind.STALE, Kind.BACKEND, Kind.SLOWER, Kind.SLOWER_PASS),
         ),
         Standing.FAILS,
     ),

@@ -82,7 +82,7 @@ def _again(check: Check) -> dict[str, Any] | None:
     if again is None:
         return None
     return {
-        "device": again.device,
+        "device": again.device or None,
         "same_device": again.here,
         "lists": len(again.lists),
         "raced": again.raced,

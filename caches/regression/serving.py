@@ -18,6 +18,7 @@ from flytune.caches.regression.finding import (
     quoted,
 )
 from flytune.caches.regression.sides import Sides
+from flytune.caches.report.words import counted
 from flytune.shapes.errors import FlytuneError, about
 
 _POLICY_LIMIT_BYTES = 2**20
@@ -61,7 +62,7 @@ class Serving:
             ) from error
         if len(text) > _POLICY_LIMIT_BYTES:
             raise FlytuneError(f"serving policy is too large: {path}")
-        with about(path, "give the `policy` of a bundle's manifest.json, or the bundle"):
+        with about(path, "give the `policy` of a bundle's manifest, or the bundle"):
             row = parse_object(text, "serving policy")
             ServingPolicy.from_json(row)
         return cls(row, f"`{path}`")
@@ -96,9 +97,7 @@ def predicted(sides: Sides, serving: Serving | None) -> Iterator[Finding]:
     elif settings[0] != settings[1]:
         names = settings[0].keys() | settings[1].keys()
         count = sum(settings[0].get(n) != settings[1].get(n) for n in names)
-        text = (
-            f"{count} of Inductor's settings differ between the two releases of torch"
-        )
+        text = f"Inductor's settings that differ by the release of torch: {count}"
         yield found(Kind.POLICY, BUNDLE, text)
 
 
@@ -135,7 +134,7 @@ def _sizes(
             count = sum(one.shape.m == size for one in lists)
             text = f"size {size}: serving has it, the bundle has no graph of it"
             if count:
-                text += f"; {count} lists of the baseline are of this size"
+                text += f"; the baseline has {counted(count, 'list')} of this size"
             yield found(Kind.MISSES, BUNDLE, f"{text} ({asked.source})", size=size)
     limit = _flat(asked.policy).get(_ROOM[0])
     if (

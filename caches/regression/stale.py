@@ -99,7 +99,7 @@ def _baked(one: TunedList) -> Iterator[Finding]:
     winner = one.winner
     if winner is not None and baked and not winner.baked:
         text = f"the graphs hold {kernel_name(baked[0])}, not {kernel_name(winner)}"
-        yield noted(Kind.STALE, one.name, text)
+        yield noted(Kind.FUSED, one.name, text)
 
 
 def _winners(side: Side) -> Iterator[Finding]:

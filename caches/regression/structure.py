@@ -13,6 +13,7 @@ from flytune.caches.regression.finding import (
 )
 from flytune.caches.regression.kernels import kernel_name
 from flytune.caches.regression.sides import Side, Sides, names_of
+from flytune.caches.report.words import counted
 from flytune.caches.several import SEVERAL
 from flytune.caches.target import PartStatus, Target, compare
 
@@ -28,7 +29,6 @@ def structure(sides: Sides, max_growth: float) -> Iterator[Finding]:
     Args:
         max_growth: Share by which bytes and files may grow.
     """
-    yield from _models(sides)
     yield from _lists(sides)
     yield from _target(sides)
     yield from _verified(sides)
@@ -36,15 +36,29 @@ def structure(sides: Sides, max_growth: float) -> Iterator[Finding]:
     yield from _backends(sides)
 
 
-def _models(sides: Sides) -> Iterator[Finding]:
+def other_model(sides: Sides) -> Iterator[Finding]:
+    """Yield whether the baseline is of another model, or of another way to run it.
+
+    It fails where few lists are in both: that such a baseline has others says nothing.
+    With most in common it is one model under another name.
+    """
     old, new = (side.manifest.model for side in (sides.old, sides.new))
+    differ = []
     for name in _MODEL:
         default = 1 if name in _RANKS else None
         was, now = old.get(name, default), new.get(name, default)
         if was != now:
-            yield noted(
-                Kind.MODEL, BUNDLE, f"{name}: was {quoted(was)}, is {quoted(now)}"
-            )
+            differ.append(f"{name}: was {quoted(was)}, is {quoted(now)}")
+    few, every = len(sides.pairs), len(sides.old.lists)
+    if 2 * few >= every:
+        yield from (noted(Kind.MODEL, BUNDLE, text) for text in differ)
+    elif differ:
+        text = (
+            f"the baseline is of something else: {'; '.join(differ)}; {few} of its "
+            f"{counted(every, 'list')} are here, and nothing else is compared"
+        )
+        hint = "compare with a bundle of the same model, ranks and engine"
+        yield found(Kind.MODEL, BUNDLE, text, hint)
 
 
 def _lists(sides: Sides) -> Iterator[Finding]:
@@ -132,9 +146,8 @@ def _backends(sides: Sides) -> Iterator[Finding]:
         was, _ = _working(sides.old, backend)
         now, failed = _working(sides.new, backend)
         if was and not now:
-            text = (
-                f"{backend}: the baseline has {was} candidates that work, here is none"
-            )
+            works = counted(was, "candidate that works", "candidates that work")
+            text = f"{backend}: the baseline has {works}, here is none"
             if failed:
                 text += f"; the first of {len(failed)} failed: {failed[0]}"
             hint = f"build where {backend} is installed, and with it in --backends"
@@ -142,7 +155,8 @@ def _backends(sides: Sides) -> Iterator[Finding]:
             continue
         held = [_kernels(side, backend) for side in (sides.old, sides.new)]
         if held[0] and not held[1]:
-            text = f"{backend}: the baseline holds {held[0]} files of its kernels, "
+            files = counted(held[0], "file")
+            text = f"{backend}: the baseline holds {files} of its kernels, "
             yield found(Kind.BACKEND, BUNDLE, text + "here is none", backend=backend)
 
 

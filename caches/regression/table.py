@@ -1,14 +1,16 @@
 """The result for a terminal or a log: a summary, what was found, and the times."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from flytune.caches.regression.again import Retimed
 from flytune.caches.regression.cause import us
 from flytune.caches.regression.check import Check, Outcome
-from flytune.caches.regression.finding import Finding, Standing, plain
+from flytune.caches.regression.finding import Finding, Kind, Standing, plain
 from flytune.caches.regression.kernels import is_alike
 from flytune.caches.regression.significance import FALSE_ALARMS
 from flytune.caches.regression.times import Compared, p_words
+from flytune.caches.report.words import counted
 
 WORDS = {
     Standing.FAILS: "FAIL",
@@ -18,6 +20,13 @@ WORDS = {
 }
 ORDER = tuple(WORDS)
 """Of standings, the gravest first."""
+# Kinds whose words are counted; the others are adjectives.
+_NOUNS = {
+    Kind.MODEL: ("other model", "other models"),
+    Kind.BACKEND: ("backend", "backends"),
+    Kind.MISSES: ("miss", "misses"),
+    Kind.SLOWER_PASS: ("slower pass", "slower passes"),
+}
 _SHOWN_NOTES = 20
 _SHOWN_LISTS = 20
 
@@ -47,25 +56,42 @@ def statistics(check: Check) -> Iterator[str]:
     """Yield how the times were tested."""
     times = check.times
     yield from _again(check.retimed)
-    carried = f"; {check.carried} carried over, not tested" if check.carried else ""
-    if not times.lists and check.retimed is not None and check.retimed.lists:
-        return
     if not times.lists:
-        untested = f"{check.untested} lists have two times that cannot be compared"
-        yield (untested if check.untested else "no list has two times") + carried
+        if check.retimed is None or not check.retimed.lists:
+            yield _untested(check)
         return
+    carried = f"; {_carried(check)}, not tested" if check.carried else ""
     yield (
-        f"{len(times.lists)} lists and {len(times.passes)} forward passes: "
-        f"{times.tests} tests, Holm-corrected, of one thing against itself at most one "
-        f"comparison in {1 / FALSE_ALARMS:.0f} alarms{carried}"
+        f"{counted(len(times.lists), 'list')} and "
+        f"{counted(len(times.passes), 'forward pass', 'forward passes')}: "
+        f"{counted(times.tests, 'test')}, Holm-corrected: equally fast bundles fail by "
+        f"chance in at most 1 comparison of {1 / FALSE_ALARMS:.0f}{carried}"
     )
     assert times.spread is not None, "tests have one"
     if all(one.shift and one.shift.race for one in times.lists):
         return
+    told = f"told by {counted(times.kernels, 'kernel')} that both have"
     yield (
-        f"one kernel differs by {times.spread.deviation:.2%} from tune to tune, by "
-        f"{times.kernels} that are the same in both"
+        f"one kernel differs by {times.spread.deviation:.2%} from build to build, "
+        f"{told if times.kernels else 'as is assumed where both have none in common'}"
     )
+
+
+def _untested(check: Check) -> str:
+    """Say why no list is tested."""
+    if check.sides.new.bundle.digest == check.sides.old.bundle.digest:
+        return "none are tested: this is the very bundle that it is compared with"
+    carried = f"; {_carried(check)}" if check.carried else ""
+    if check.untested:
+        lists = counted(check.untested, "list")
+        return f"{lists} with two times that cannot be compared{carried}"
+    if carried:
+        return f"none are tested: {_carried(check)}"
+    return "no list has two times"
+
+
+def _carried(check: Check) -> str:
+    return f"{counted(check.carried, 'list')} with the baseline's very rounds"
 
 
 def _again(again: Retimed | None) -> Iterator[str]:
@@ -75,15 +101,21 @@ def _again(again: Retimed | None) -> Iterator[str]:
     if not again.lists:
         yield "the records leave nothing open: nothing was timed again"
         return
-    fewest, most = again.processes
+    lists = counted(again.same, "list")
+    one = f"; {lists} with one kernel in both" if again.same else ""
+    if again.unable:
+        yield f"nothing could be timed again: {again.unable}{one}"
+        return
     left = len(again.lists) - again.raced - again.same
+    rest = f"; {left} could not be, for the reasons below" if left else ""
+    if not again.raced:
+        yield f"nothing was timed again{one}{rest}"
+        return
+    fewest, most = again.processes
     number = f"{most}" if fewest == most else f"{fewest} to {most}"
-    processes = f", in {number} processes each" if again.raced else ""
-    one = f"; {again.same} have one kernel in both" if again.same else ""
-    rest = f"; {left} cannot be" if left else ""
     yield (
-        f"{again.raced} lists timed again, both winners in turn{processes}, on "
-        f"{again.device}{one}{rest}"
+        f"{counted(again.raced, 'list')} timed again, both winners in turn, in "
+        f"{number} processes each, on {again.device}{one}{rest}"
     )
 
 
@@ -92,16 +124,28 @@ def verdict(check: Check) -> str:
     fails = check.of(Standing.FAILS)
     match check.outcome:
         case Outcome.REGRESSION:
-            kinds = [str(finding.kind) for finding in fails]
-            counted = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-            return f"check     REGRESSION: {', '.join(counted)}"
+            kinds = Counter(finding.kind for finding in fails)
+            words = [counted(n, *_NOUNS.get(k, (k, k))) for k, n in kinds.items()]
+            return f"check     REGRESSION: {', '.join(words)}"
         case Outcome.UNDECIDED:
             few = len(check.of(Standing.UNDECIDED))
-            return (
-                f"check     UNDECIDED: {few} that cannot be told from what is on record"
-            )
+            return f"check     UNDECIDED: {few} that {_undecided(check.retimed)}"
     waived = len(check.of(Standing.WAIVED))
-    return "check     fine" + (f", {waived} waived" if waived else "")
+    unsure = sum(finding.kind is Kind.UNSURE for finding in check.of(Standing.NOTED))
+    besides = [
+        f"{number} {word}"
+        for number, word in ((waived, "waived"), (unsure, "unsure"))
+        if number
+    ]
+    return "check     fine" + (f"; {', '.join(besides)}" if besides else "")
+
+
+def _undecided(again: Retimed | None) -> str:
+    if again is None:
+        return "cannot be told from what is on record"
+    if again.unable:
+        return f"cannot be told: {again.unable}"
+    return "timing again has not told either"
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
@@ -124,14 +168,14 @@ def findings_lines(check: Check) -> Iterator[tuple[Standing, str]]:
         elif finding.hint and standing is not Standing.NOTED:
             yield standing, f"          do: {finding.hint}"
     if notes > _SHOWN_NOTES:
-        more = notes - _SHOWN_NOTES
-        yield Standing.NOTED, f"note      and {more} notes more: --json has all"
+        more = counted(notes - _SHOWN_NOTES, "note")
+        yield Standing.NOTED, f"note      and {more} more: --json has all"
 
 
 def more_lists(check: Check) -> Iterator[str]:
     """Say how many lists the table leaves out."""
     if (more := len(check.times.lists) - _SHOWN_LISTS) > 0:
-        yield f"and {more} lists more, which moved less: --json has all"
+        yield f"and {counted(more, 'list')} more, which moved less: --json has all"
 
 
 def time_rows(check: Check) -> list[tuple[str, ...]]:
@@ -166,7 +210,7 @@ def _row(one: Compared) -> tuple[str, ...]:
 def winner_words(one: Compared) -> str:
     """Return the winner of a list, or both where it is another."""
     if one.shift is None:
-        return f"{one.count} lists"
+        return counted(one.count, "list")
     old, new = one.shift.old, one.shift.new
     names = [
         plain(" ".join(filter(None, (record.backend, record.template))))

@@ -5,20 +5,22 @@ Where the shifts come from is not asked here: `shifts` takes them from the recor
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flytune.caches.regression.cause import cause_of, us
-from flytune.caches.regression.finding import Finding, Kind, found, noted
+from flytune.caches.regression.finding import BUNDLE, Finding, Kind, found, noted
 from flytune.caches.regression.limits import Limits, Threshold
 from flytune.caches.regression.shifts import Shift
+from flytune.caches.regression.sides import Pair
 from flytune.caches.regression.significance import FALSE_ALARMS, holm
 from flytune.caches.regression.spread import Spread
 from flytune.caches.regression.yardstick import Yardstick
+from flytune.caches.report.words import tokens_text
 
 PASS = "forward pass"
 """What the sum over all lists is called; with a token count, over those of it."""
 
-_UNSURE = "; no more than two tunes of one thing may differ"
+_UNSURE = "; not sure: two builds of one kernel may differ by as much"
 _DECIDE = "--retime decides it"
 
 
@@ -36,6 +38,10 @@ class Compared:
     threshold: Threshold
     shift: Shift | None
     """None of a forward pass."""
+    pairs: tuple[Pair, ...] = ()
+    """The lists of a forward pass."""
+    faster_p: float = 1.0
+    """As `p_value`, of a list that takes less: of so large a gain by chance."""
 
     @property
     def ratio(self) -> float:
@@ -54,6 +60,19 @@ class Compared:
     def slower(self) -> bool:
         """Whether it is a regression."""
         return self.over and self.p_value <= FALSE_ALARMS
+
+    @property
+    def under(self) -> bool:
+        """Whether it is faster by more than such a loss is allowed, sure or not."""
+        return (
+            self.ratio < 1 / (1 + self.threshold.max_regression)
+            and self.old_us - self.new_us > self.threshold.floor_us
+        )
+
+    @property
+    def faster(self) -> bool:
+        """Whether it surely is."""
+        return self.under and self.faster_p <= FALSE_ALARMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,39 +140,94 @@ def decide(
             sum(one.old_us * one.count for one in some),
             sum(one.new_us * one.count for one in some),
             *(len(some), next(p_values), limits.threshold(name, default), None),
+            tuple(one.pair for one in some),
         )
         for name, some in sums.items()
     )
-    return Times(lists, summed, yardstick.spread())
+    return Times(_gains(lists, shifts, canary), summed, yardstick.spread())
 
 
-def findings_of(times: Times, *, same_software: bool) -> Iterator[Finding]:
-    """Yield what got slower and faster, with causes."""
+def _gains(
+    lists: tuple[Compared, ...], shifts: Sequence[Shift], canary: float
+) -> tuple[Compared, ...]:
+    """Test whether lists got faster: as they are slower with the bundles swapped."""
+    if not any(one.under for one in lists):
+        return lists
+    swapped = [
+        replace(
+            one,
+            shift=-one.shift,
+            kernels=tuple(-shift for shift in one.kernels),
+            siblings=tuple(-shift for shift in one.siblings),
+        )
+        for one in shifts
+    ]
+    yardstick = Yardstick.of(swapped, -canary)
+    return tuple(
+        replace(one, faster_p=min(1.0, len(lists) * yardstick.p_value(swapped, at)))
+        if one.under
+        else one
+        for at, one in enumerate(lists)
+    )
+
+
+def findings_of(
+    times: Times, *, same_software: bool, retimed: bool
+) -> Iterator[Finding]:
+    """Yield what got slower and faster, with causes.
+
+    Args:
+        retimed: Whether what was open has been timed again, which is no advice then.
+    """
+    decide_by = "" if retimed else _DECIDE
     for one in times.lists:
         assert one.shift is not None, "a list has one"
-        yield from _of_list(one, one.shift, same_software)
+        if one.over:
+            cause = cause_of(one.shift, same_software=same_software, retimed=retimed)
+            yield from _of_slower(one, one.shift, cause, decide_by)
+        elif one.faster:
+            text = _change(one, tested=False)
+            yield noted(Kind.FASTER, one.name, text, "", **numbers(one))
     for one in times.passes:
         text = f"its GEMMs take {_change(one)}"
         if one.slower:
             hint = "the lists that got slower say why"
             yield found(Kind.SLOWER_PASS, one.name, text, hint, **numbers(one))
         elif one.over:
-            yield noted(Kind.UNSURE, one.name, text + _UNSURE, _DECIDE, **numbers(one))
+            text += _UNSURE
+            yield noted(Kind.UNSURE, one.name, text, decide_by, **numbers(one))
 
 
-def _of_list(one: Compared, shift: Shift, same_software: bool) -> Iterator[Finding]:
-    if not one.over:
-        if one.ratio < 1 / (1 + one.threshold.max_regression):
-            yield noted(Kind.FASTER, one.name, _change(one), "", **numbers(one))
+def noisy(times: Times, threshold: Threshold, *, retimed: bool) -> Iterator[Finding]:
+    """Say where builds differ by more than is to be found.
+
+    Args:
+        threshold: Of lists that have no limit of their own.
+        retimed: As for `findings_of`.
+    """
+    by_records = any(one.shift and one.shift.race is None for one in times.lists)
+    spread, most = times.spread, threshold.max_regression
+    if spread is None or not by_records or spread.deviation <= most:
         return
-    why, hint = cause_of(shift, same_software=same_software)
+    text = (
+        f"one kernel differs by {spread.deviation:.1%} from build to build, more than "
+        f"the {most:.1%} that a list may lose: so little is not found; build both "
+        "again where nothing else runs"
+    )
+    yield noted(Kind.NOISE, BUNDLE, text if retimed else f"{text}, or --retime")
+
+
+def _of_slower(
+    one: Compared, shift: Shift, cause: tuple[str, str], decide_by: str
+) -> Iterator[Finding]:
+    why, hint = cause
     text = f"{_change(one)}; {why}"
     values = {**numbers(one), "cause": why}
     if one.slower:
         yield found(Kind.SLOWER, one.name, text, hint, **values)
     # What was timed again and is not sure is said where it is told how far.
     elif shift.race is None or shift.race.looks == 1:
-        yield noted(Kind.UNSURE, one.name, text + _UNSURE, _DECIDE, **values)
+        yield noted(Kind.UNSURE, one.name, text + _UNSURE, decide_by, **values)
 
 
 def numbers(one: Compared) -> dict[str, float]:
@@ -168,11 +242,10 @@ def numbers(one: Compared) -> dict[str, float]:
     }
 
 
-def _change(one: Compared) -> str:
-    return (
-        f"{us(one.old_us)} -> {us(one.new_us)} us, {one.ratio - 1:+.1%}, "
-        f"{p_words(one.p_value)}"
-    )
+def _change(one: Compared, *, tested: bool = True) -> str:
+    """Return both times; where it is asked whether one is slower, with the p-value."""
+    change = f"{us(one.old_us)} -> {us(one.new_us)} us, {one.ratio - 1:+.1%}"
+    return f"{change}, {p_words(one.p_value)}" if tested else change
 
 
 def p_words(p_value: float) -> str:
@@ -190,7 +263,7 @@ def _sums(
             some.append(one)
     some_have = {count: some for count, some in by_tokens.items() if some}
     for count, some in some_have.items():
-        yield f"{PASS} at {count} tokens", some
+        yield f"{PASS} at {tokens_text(count)}", some
     if len(some_have) != 1 or len(shifts) != sum(map(len, some_have.values())):
         yield PASS, list(shifts)
 

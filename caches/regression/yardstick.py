@@ -74,10 +74,12 @@ class Yardstick:
         """
         spread = self.spread()
         freedom, looks = spread.freedom, 1
-        variance = shift = 0.0
+        variance = shift = canary = 0.0
         for one, share in zip(shifts, shares, strict=True):
             tunes = spread.deviation
-            if one.race is not None:
+            if one.race is None:
+                canary += share * self.canary
+            else:
                 tunes = 0.0
                 if share and one.error:
                     # As few as the least well known part has.
@@ -85,7 +87,7 @@ class Yardstick:
                     looks = max(looks, one.race.looks)
             variance += share**2 * (tunes**2 + one.error**2)
             shift += share * math.expm1(one.shift)
-        excess = math.log1p(shift) - self.canary
+        excess = math.log1p(shift) - canary
         p_value = upper_tail(excess / max(math.sqrt(variance), TINY), freedom)
         return min(1.0, looks * p_value)
 

@@ -23,6 +23,7 @@ from tuned_bundles import (
 from flytune.caches.regression.again import Thresholds
 from flytune.caches.regression.check import Check, Outcome, Settings, check
 from flytune.caches.regression.finding import Finding, Kind, Standing
+from flytune.caches.regression.limits import Limit, Limits
 from flytune.caches.regression.raced import LOOKS, Raced
 from flytune.caches.regression.rows import rows
 from flytune.caches.regression.sides import Pair, Side, Sides
@@ -112,20 +113,54 @@ def test_only_what_got_slower_is_timed_and_the_race_has_the_last_word(
     tmp_path: Path,
 ) -> None:
     again = Again(EQUAL)
-    checked = compared(tmp_path, again, other(25.0))
+    checked = compared(tmp_path, again, other(22.0))
     assert len(again.asked) == 1
     assert again.asked[0].startswith(str(FIRST))
     assert checked.outcome is Outcome.FINE
     assert of(checked, Kind.SLOWER) == of(checked, Kind.RETIME) == []
-    assert "1 lists timed again, both winners in turn, in 4 processes each" in text(
+    assert "1 list timed again, both winners in turn, in 4 processes each" in text(
         checked
     )
+
+
+def test_a_difference_below_the_floor_is_not_open(tmp_path: Path) -> None:
+    """5 % of 2 us, which is fine by the records."""
+    first, *others = usual(2.0)
+    was = tuned(tmp_path / "old", Tune(1), {**many(), FIRST: (first, *others)})
+    slow = (first.slower(0.05), *(one.slower(0.05) for one in others))
+    now = tuned(tmp_path / "new", Tune(2), {**many(), FIRST: slow})
+    again = Again(RESTLESS)
+    checked = check(Side.open(now), Side.open(was), Settings(), TODAY, again)
+    assert (checked.outcome, again.asked) == (Outcome.FINE, [])
+
+
+def test_the_lists_of_a_pass_that_may_be_slower_are_timed_again(tmp_path: Path) -> None:
+    """None is over its own limit, and the sum is over that of a pass."""
+    tight = Limits(limits=(Limit("forward pass*", 0.001, None),))
+    was = tuned(tmp_path / "old", Tune(1), many())
+    slow = {g: [k.slower(0.01) for k in some] for g, some in many().items()}
+    now = tuned(tmp_path / "new", Tune(2), slow)
+    sides = Side.open(now), Side.open(was)
+    before = check(*sides, Settings(limits=tight), TODAY)
+    (unsure,) = of(before, Kind.UNSURE)
+    assert unsure.hint == "--retime decides it"
+    again = Again(*[Raced(tuple(n / 1e6 for n in range(4)), 22.0)] * len(many()))
+    checked = check(*sides, Settings(limits=tight), TODAY, again)
+    assert len(again.asked) == len(many())
+    assert of(checked, Kind.UNSURE) == []
+    assert checked.outcome is Outcome.FINE
+    # What cannot be timed stays as it was: fine by itself.
+    lost = Again(*[Raced(why="the old winner is no candidate here")] * len(many()))
+    checked = check(*sides, Settings(limits=tight), TODAY, lost)
+    assert checked.outcome is Outcome.FINE
+    (unsure,) = of(checked, Kind.UNSURE)
+    assert unsure.hint == ""
 
 
 def test_what_is_slower_in_the_race_too_is_a_regression_with_its_numbers(
     tmp_path: Path,
 ) -> None:
-    checked = compared(tmp_path, Again(SLOWER), other(25.0))
+    checked = compared(tmp_path, Again(SLOWER), other(22.0))
     assert checked.outcome is Outcome.REGRESSION
     (finding,) = of(checked, Kind.SLOWER)
     assert finding.values["old_us"] == 22.0
@@ -243,6 +278,16 @@ def test_without_a_device_what_is_open_stays_so_and_the_rest_is_decided(
     assert unsure.outcome is Outcome.UNDECIDED
     assert of(unsure, Kind.RETIME)[0].text == "no accelerator here to time on"
     assert len(again.asked) < len(many())
+    said = text(unsure)
+    assert "times     nothing could be timed again: no accelerator here to time on" in (
+        said
+    )
+    assert again.device not in said
+    assert "--retime" not in said
+    assert said.splitlines()[-1] == (
+        "check     UNDECIDED: 1 that cannot be told: no accelerator here to time on"
+    )
+    assert next(rows(unsure))["retimed"]["device"] is None
 
 
 def _plain(tmp_path: Path) -> Path:

@@ -23,8 +23,10 @@ from tuned_bundles import (
 from flytune.caches.records import Status
 from flytune.caches.regression.check import Check, Outcome, Settings, check
 from flytune.caches.regression.finding import Kind, Standing
+from flytune.caches.regression.limits import Limits, Waiver
 from flytune.caches.regression.serving import Serving
 from flytune.caches.regression.sides import Side
+from flytune.caches.regression.table import verdict
 
 TODAY = datetime.date(2026, 11, 30)
 
@@ -174,7 +176,7 @@ def test_a_backend_whose_kernels_are_gone_fails(tmp_path: Path) -> None:
     records = [r for one in Side.open(old).lists for r in one.records]
     new = bundle(tmp_path / "new", records, kernels=False)
     (line,) = said(compared(new, old), Kind.BACKEND)
-    assert line == "triton: the baseline holds 1 files of its kernels, here is none"
+    assert line == "triton: the baseline holds 1 file of its kernels, here is none"
 
 
 def test_settings_that_differ_are_predicted_misses(tmp_path: Path) -> None:
@@ -209,8 +211,8 @@ def test_the_policy_of_serving_decides_what_is_missed(tmp_path: Path) -> None:
 def test_sizes_that_are_not_baked_are_predicted_misses(tmp_path: Path) -> None:
     new, old = pair(tmp_path, policy={**POLICY, "tokens": [1]})
     assert said(compared(new, old), Kind.MISSES) == [
-        "size 16: serving has it, the bundle has no graph of it; 2 lists of the "
-        "baseline are of this size (the baseline's)"
+        "size 16: serving has it, the bundle has no graph of it; the baseline has 2 "
+        "lists of this size (the baseline's)"
     ]
     # One more size than before is no miss, and is not a setting that differs either.
     assert said(compared(old, new), Kind.MISSES) == []
@@ -242,13 +244,39 @@ def test_inductors_own_settings_are_named_under_one_torch_alone(tmp_path: Path) 
     config = {"epilogue_fusion": "True", "b": "1"}
     other, old = pair(tmp_path / "2", inductor_config=config, target=target)
     assert said(compared(other, old), Kind.POLICY) == [
-        "2 of Inductor's settings differ between the two releases of torch"
+        "Inductor's settings that differ by the release of torch: 2"
     ]
 
 
-def test_another_model_is_said(tmp_path: Path) -> None:
+def test_another_name_of_one_model_is_a_note(tmp_path: Path) -> None:
     model = {"name": "other", "tp": 2, "engine": "transformers"}
-    assert said(compared(*pair(tmp_path, model=model)), Kind.MODEL) == [
+    checked = compared(*pair(tmp_path, model=model))
+    assert said(checked, Kind.MODEL) == [
         "name: was `tiny`, is `other`",
         "tp: was `1`, is `2`",
     ]
+    assert checked.outcome is Outcome.FINE
+
+
+def test_a_baseline_of_another_model_is_one_failure(tmp_path: Path) -> None:
+    """All of its lists are lost; one is the same by chance."""
+    lists = {shape(n): usual(9.0) for n in range(10, 14)}
+    chance = shape(0, count=4)
+    lists[chance] = three_lists()[chance]
+    model = {"name": "other", "tp": 1, "engine": "transformers"}
+    new, old = pair(tmp_path, lists=lists, model=model, verify=None)
+    checked = compared(new, old)
+    assert checked.outcome is Outcome.REGRESSION
+    (finding,) = checked.findings
+    assert (finding.kind, finding.standing) == (Kind.MODEL, Standing.FAILS)
+    assert finding.text == (
+        "the baseline is of something else: name: was `tiny`, is `other`; 1 of its 3 "
+        "lists are here, and nothing else is compared"
+    )
+    assert verdict(checked) == "check     REGRESSION: 1 other model"
+    # Whoever waives that wants the rest.
+    waiver = Waiver("*", Kind.MODEL, "renamed", TODAY)
+    waived = compared(new, old, limits=Limits(waivers=(waiver,)))
+    assert len(said(waived, Kind.LOST)) == 2
+    standings = {f.kind: f.standing for f in waived.findings}
+    assert standings[Kind.MODEL] is Standing.WAIVED

@@ -28,6 +28,7 @@ from flytune.caches.regression.check import Check, Outcome, Settings, check
 from flytune.caches.regression.finding import Finding, Kind, Standing
 from flytune.caches.regression.limits import Threshold
 from flytune.caches.regression.sides import Side
+from flytune.caches.regression.table import statistics, verdict
 from flytune.shapes.gemm import GemmShape
 
 TODAY = datetime.date(2026, 11, 30)
@@ -105,6 +106,48 @@ def test_what_is_faster_is_noted(tmp_path: Path) -> None:
     checked = compared(tmp_path, changed([first.slower(-0.2), *others]))
     (finding,) = checked.findings
     assert (finding.kind, finding.standing) == (Kind.FASTER, Standing.NOTED)
+    # What is tested is whether it is slower: of that the p-value says nothing here.
+    assert re.fullmatch(r"[12]\d\.\d -> 1\d\.\d us, -(19|2\d)\.\d%", finding.text)
+
+
+def test_what_is_below_the_floor_or_not_sure_is_not_faster(tmp_path: Path) -> None:
+    first, *others = usual(2.0)
+    old = {**many(), FIRST: (first, *others)}
+    small = {**old, FIRST: (first.slower(-0.06), *others)}
+    checked = compared(tmp_path, small, old)
+    assert checked.times.lists[0].ratio == pytest.approx(0.94, abs=0.02)
+    assert checked.findings == ()
+
+
+def test_a_gain_as_large_as_the_spread_is_none(tmp_path: Path) -> None:
+    first, *others = usual(20.0)
+    new = changed([first.slower(-0.06), *others])
+    checked = compared(tmp_path, new, tune=Tune(5, spread=0.05))
+    assert [f for f in checked.findings if f.kind is Kind.FASTER] == []
+    assert any(one.under for one in checked.times.lists)
+
+
+def test_builds_that_differ_by_more_than_is_allowed_are_said(tmp_path: Path) -> None:
+    checked = compared(tmp_path, many(), tune=Tune(3, spread=0.05))
+    (note,) = (f for f in checked.findings if f.kind is Kind.NOISE)
+    assert re.match(r"one kernel differs by \d+\.\d% from build to build", note.text)
+    assert note.text.endswith("build both again where nothing else runs, or --retime")
+    unsure = [f for f in checked.findings if f.kind is Kind.UNSURE]
+    assert unsure
+    assert verdict(checked) == f"check     fine; {len(unsure)} unsure"
+    quiet = compared(tmp_path / "quiet", many())
+    assert [f for f in quiet.findings if f.kind is Kind.NOISE] == []
+
+
+def test_equal_rounds_are_named_for_what_they_are(tmp_path: Path) -> None:
+    was = tuned(tmp_path / "old", Tune(1), many())
+    again = tuned(tmp_path / "new", Tune(1), many(), created="2026-02-03T00:00:00Z")
+    checked = check(Side.open(again), Side.open(was), Settings(), TODAY)
+    (line,) = statistics(checked)
+    assert line == "none are tested: 8 lists with the baseline's very rounds"
+    checked = check(Side.open(was), Side.open(was), Settings(), TODAY)
+    (line,) = statistics(checked)
+    assert line == "none are tested: this is the very bundle that it is compared with"
 
 
 def test_thresholds_hold_back_what_is_surely_slower(tmp_path: Path) -> None:
@@ -146,7 +189,7 @@ def test_a_pass_is_of_its_token_count_and_weighted(tmp_path: Path) -> None:
     checked = compared(tmp_path, three_lists(), three_lists())
     passes = {one.name: one for one in checked.times.passes}
     assert list(passes) == [
-        "forward pass at 1 tokens",
+        "forward pass at 1 token",
         "forward pass at 16 tokens",
         "forward pass",
     ]
@@ -187,6 +230,8 @@ def test_times_of_another_device_decide_nothing(
     (finding,) = (f for f in checked.findings if f.kind is Kind.OTHER_DEVICE)
     assert finding.text == words
     assert finding.hint.startswith("--retime ")
+    # Each part is named once.
+    assert not [f for f in checked.findings if "hardware." in str(f.values.get("part"))]
     assert checked.outcome is Outcome.UNDECIDED
     assert checked.times.lists == ()
 
@@ -260,4 +305,4 @@ def test_the_policys_sizes_are_those_of_passes(tmp_path: Path) -> None:
     policy = {**POLICY, "tokens": [1]}
     checked = compared(tmp_path, three_lists(), three_lists(), policy=policy)
     names = [one.name for one in checked.times.passes]
-    assert names == ["forward pass at 1 tokens", "forward pass"]
+    assert names == ["forward pass at 1 token", "forward pass"]
