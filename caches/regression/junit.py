@@ -13,6 +13,12 @@ from flytune.caches.regression.finding import WAIVABLE, Finding, Kind, Standing
 from flytune.caches.regression.table import ordered, statistics
 from flytune.caches.regression.times import Compared, p_words
 
+_TAGS = {
+    Standing.FAILS: ("failure", "failures"),
+    Standing.UNDECIDED: ("error", "errors"),
+    Standing.WAIVED: ("skipped", "skipped"),
+}
+"""What a case holds by its gravest finding, and the name of their number."""
 _OF_TIMES = (Kind.SLOWER, Kind.SLOWER_PASS)
 # XML 1.0 has no other control characters, nor a way to write them.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -21,15 +27,14 @@ _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit(check: Check) -> str:
     """Return the XML.
 
-    A finding that fails is a failure, one that is waived or undecided is a skipped
-    case, and a question that found nothing is a case that passed.
+    A finding that fails is a failure, one that is undecided an error, one that is
+    waived a skipped case, and a question that found nothing is a case that passed.
     """
     cases = [*_structure(check), *_times(check)]
     suite = ElementTree.Element("testsuite", name="flytune check")
     suite.set("tests", str(len(cases)))
-    for tag, name in (("failure", "failures"), ("skipped", "skipped")):
+    for tag, name in _TAGS.values():
         suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
-    suite.set("errors", "0")
     suite.extend(cases)
     notes = [finding.line for finding in check.of(Standing.NOTED)]
     out = ElementTree.SubElement(suite, "system-out")
@@ -44,10 +49,11 @@ def junit(check: Check) -> str:
 def _structure(check: Check) -> list[ElementTree.Element]:
     """Return a case for each kind of finding that is not of one test of times."""
     decide = [f for f in check.findings if f.standing is not Standing.NOTED]
+    unasked = _OF_TIMES if check.retimed else (*_OF_TIMES, Kind.RETIME)
     return [
         _case("structure", str(kind), [f for f in decide if f.kind is kind])
         for kind in WAIVABLE
-        if kind not in _OF_TIMES
+        if kind not in unasked
     ]
 
 
@@ -72,10 +78,10 @@ def _case(group: str, name: str, findings: Iterable[Finding]) -> ElementTree.Ele
     said = ordered(findings)
     if not said:
         return case
-    fails = [f for f in said if f.standing is Standing.FAILS]
-    tag = "failure" if fails else "skipped"
-    lines = [_words(finding) for finding in (fails or said)]
-    child = ElementTree.SubElement(case, tag, message=_clean(lines[0]))
+    # The gravest is the first.
+    gravest = said[0]
+    tag, _ = _TAGS.get(gravest.standing, _TAGS[Standing.WAIVED])
+    child = ElementTree.SubElement(case, tag, message=_clean(_words(gravest)))
     child.text = _clean("\n".join(map(_words, said)))
     return case
 

@@ -60,7 +60,7 @@ def test_the_table_names_what_failed_and_what_to_do(checked: Check) -> None:
     lines = text(checked).splitlines()
     assert lines[0].startswith("new       /")
     assert lines[2] == "lists     6 in both, 1 lost, 0 new"
-    assert lines[3].startswith("times     6 lists and 1 forward passes: 7 tests, Holm")
+    assert lines[3].startswith("times     6 lists and 1 forward pass: 7 tests, Holm")
     (slow,) = (at for at, line in enumerate(lines) if "FAIL      slower: " in line)
     assert re.search(r"linear_0: 20\.\d -> 22\.\d us, \+1\d\.\d%, p <0", lines[slow])
     assert lines[slow + 1].startswith("          do: build again")
@@ -101,10 +101,25 @@ def test_junit_is_well_formed_and_counts(checked: Check) -> None:
     assert suite.get("tests") == str(len(cases))
     assert suite.get("failures") == str(len(failed))
     assert suite.get("skipped") == str(len(skipped)) == "1"
+    assert suite.get("errors") == "0"
+    # Nobody asked for it.
+    assert "retime" not in [case.get("name") for case in cases]
     assert {"lost", "mm (16, 1024, 4096) at model.layers.*.linear_0"} <= set(failed)
     times = [c for c in cases if c.get("classname") == "flytune.check.times"]
     assert len(times) == 7
     assert "\x1b" not in made
+
+
+def test_what_is_undecided_is_an_error_in_junit(tmp_path: Path) -> None:
+    """It fails the job: a report in which all passed would tell nobody why."""
+    lists = {shape(n): usual(20.0) for n in range(3)}
+    new = tuned(tmp_path / "new", Tune(2, canary_us=110.0), lists)
+    old = tuned(tmp_path / "old", Tune(1), lists)
+    undecided = check(Side.open(new), Side.open(old), Settings(), TODAY)
+    (suite,) = ElementTree.fromstring(junit(undecided))
+    assert (suite.get("errors"), suite.get("failures")) == ("1", "0")
+    (case,) = (c for c in suite.findall("testcase") if c.find("error") is not None)
+    assert case.get("name") == "other device"
 
 
 def test_markdown_is_a_table_of_what_got_slower(checked: Check) -> None:
