@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flytune.caches.vllm_factors import PIECEWISE, VllmFactors
+from flytune.caches.words import counted
 
 _ONE_GRAPH = ("DYNAMO_TRACE_ONCE", "STOCK_TORCH_COMPILE")
 _TUNING = "environment.VLLM_ENABLE_INDUCTOR_MAX_AUTOTUNE"
@@ -103,8 +104,8 @@ def estimate_lines(factors: VllmFactors) -> tuple[str, ...]:
     if not found.graphs:
         return (f"vLLM compiles nothing with these arguments: mode {found.mode}",)
     lines = [
-        f"{found.graphs} graphs: {_counted(found.pieces, 'kind')} of piece, "
-        f"{_counted(len(found.sizes), 'static size')} and {_general(found)}; "
+        f"{found.graphs} graphs: {counted(found.pieces, 'kind')} of piece, "
+        f"{counted(len(found.sizes), 'static size')} and {_general(found)}; "
         f"{_cost(found)}"
     ]
     if found.mode == PIECEWISE and found.captured and not found.sizes:
@@ -144,13 +145,9 @@ def timing_policy(factors: VllmFactors) -> str:
 
 def _general(found: Estimate) -> str:
     words = ", ".join(f"{start} to {end}" for start, end in found.ranges)
-    return f"{_counted(len(found.ranges), 'general range')} ({words})"
+    return f"{counted(len(found.ranges), 'general range')} ({words})"
 
 
 def _cost(found: Estimate) -> str:
     minutes = found.seconds / 60
     return f"about {minutes:.1f} min in one thread and {found.size_bytes / 1e6:.0f} MB"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

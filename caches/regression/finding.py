@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from flytune.caches.manifest import sha256_hex
+from flytune.caches.words import plain
 
 BUNDLE = "bundle"
 """What a finding is about that is of no list."""
@@ -131,8 +132,3 @@ def quoted(value: Any) -> str:
     if len(text) > _LONGEST:
         text = f"{text[:_SHOWN]}... ({sha256_hex(text.encode())[:8]})"
     return f"`{text}`"
-
-
-def plain(text: str) -> str:
-    """Return a text of one line: a bundle may hold what ends one or colours it."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -18,7 +18,7 @@ from flytune.caches.regression.finding import (
     quoted,
 )
 from flytune.caches.regression.sides import Sides
-from flytune.caches.report.words import counted
+from flytune.caches.words import counted
 from flytune.shapes.errors import FlytuneError, about
 
 _POLICY_LIMIT_BYTES = 2**20

@@ -13,8 +13,8 @@ from flytune.caches.expected import CACHES
 from flytune.caches.lists import TunedList, lists_of
 from flytune.caches.manifest import Manifest
 from flytune.caches.records import RECORDS_NAME, read_records
-from flytune.caches.regression.finding import plain
 from flytune.caches.regression.kernels import SOFTWARE
+from flytune.caches.words import plain
 from flytune.shapes.errors import FlytuneError, about
 
 _TIMINGS = f"{CACHES}/cache/"

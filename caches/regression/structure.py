@@ -13,7 +13,7 @@ from flytune.caches.regression.finding import (
 )
 from flytune.caches.regression.kernels import kernel_name
 from flytune.caches.regression.sides import Side, Sides, names_of
-from flytune.caches.report.words import counted
+from flytune.caches.words import counted
 from flytune.caches.several import SEVERAL
 from flytune.caches.target import PartStatus, Target, compare
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from flytune.caches.regression.again import Retimed
 from flytune.caches.regression.cause import us
 from flytune.caches.regression.check import Check, Outcome
-from flytune.caches.regression.finding import Finding, Kind, Standing, plain
+from flytune.caches.regression.finding import Finding, Kind, Standing
 from flytune.caches.regression.kernels import is_alike
 from flytune.caches.regression.significance import FALSE_ALARMS
 from flytune.caches.regression.times import Compared, p_words
-from flytune.caches.report.words import counted
+from flytune.caches.words import counted, plain
 
 WORDS = {
     Standing.FAILS: "FAIL",

@@ -15,7 +15,7 @@ from flytune.caches.regression.sides import Pair
 from flytune.caches.regression.significance import FALSE_ALARMS, holm
 from flytune.caches.regression.spread import Spread
 from flytune.caches.regression.yardstick import Yardstick
-from flytune.caches.report.words import tokens_text
+from flytune.caches.words import tokens_text
 
 PASS = "forward pass"
 """What the sum over all lists is called; with a token count, over those of it."""

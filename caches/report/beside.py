@@ -15,7 +15,8 @@ from flytune.caches.report.grids import (
     style_of,
     where,
 )
-from flytune.caches.report.words import (
+from flytune.caches.report.work import type_name
+from flytune.caches.words import (
     NONE,
     counted,
     geometric_mean,
@@ -23,7 +24,6 @@ from flytune.caches.report.words import (
     time_text,
     tokens_text,
 )
-from flytune.caches.report.work import type_name
 
 _MOST_LISTS = 400
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from flytune.caches.report.axes import LinearAxis, Tick
 from flytune.caches.report.bundles import ReportedBundle, ReportedList, stated
 from flytune.caches.report.grids import style_of
-from flytune.caches.report.words import counted, percent_text, seconds_text
 from flytune.caches.several import parts_of
+from flytune.caches.words import counted, percent_text, seconds_text
 
 LEFT, RIGHT, WIDTH = 64, 900, 960
 _CHARACTER = 6.6

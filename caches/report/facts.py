@@ -10,9 +10,9 @@ from flytune.caches.inspect import size_text, words
 from flytune.caches.manifest import Manifest
 from flytune.caches.parts import sizes
 from flytune.caches.report.bundles import ReportedBundle, stated
-from flytune.caches.report.words import counted
 from flytune.caches.several import part_name, parts_of
 from flytune.caches.trust import Signer
+from flytune.caches.words import counted
 
 Level = Literal["good", "warn", "bad"]
 _SHOWN = 12

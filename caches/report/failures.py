@@ -8,7 +8,7 @@ from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
 from flytune.caches.report.grids import style_of
-from flytune.caches.report.words import counted, percent_text, tokens_text
+from flytune.caches.words import counted, percent_text, tokens_text
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 

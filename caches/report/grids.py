@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flytune.caches.report.bundles import ReportedBundle, ReportedList, in_order
-from flytune.caches.report.words import (
+from flytune.caches.report.work import type_name, type_of
+from flytune.caches.words import (
     NONE,
     counted,
     geometric_mean,
@@ -16,7 +17,6 @@ from flytune.caches.report.words import (
     time_text,
     tokens_text,
 )
-from flytune.caches.report.work import type_name, type_of
 
 SPEEDUP_STEPS = (1.005, 1.02, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0)
 """Where a speed-up's shade changes."""

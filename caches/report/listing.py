@@ -13,7 +13,8 @@ from flytune.caches.report.grids import style_of, where
 from flytune.caches.report.passes import pass_us
 from flytune.caches.report.races import noise_of
 from flytune.caches.report.roofline import Roofline
-from flytune.caches.report.words import (
+from flytune.caches.report.work import moved_bytes, type_name, type_of
+from flytune.caches.words import (
     NONE,
     number_text,
     percent_text,
@@ -21,7 +22,6 @@ from flytune.caches.report.words import (
     seconds_text,
     time_text,
 )
-from flytune.caches.report.work import moved_bytes, type_name, type_of
 
 _MOST_CANDIDATES = 200
 """Of one list, in the page."""

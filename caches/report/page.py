@@ -33,7 +33,8 @@ from flytune.caches.report.listing import ListRow, columns, list_rows, page_data
 from flytune.caches.report.passes import PassChart
 from flytune.caches.report.races import Canary, Noise, Races
 from flytune.caches.report.roofline import Roofline
-from flytune.caches.report.words import (
+from flytune.caches.trust import Signer, signers
+from flytune.caches.words import (
     counted,
     percent_text,
     ratio_text,
@@ -41,7 +42,6 @@ from flytune.caches.report.words import (
     time_text,
     tokens_text,
 )
-from flytune.caches.trust import Signer, signers
 
 if TYPE_CHECKING:
     import jinja2

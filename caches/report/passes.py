@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flytune.caches.report.axes import LinearAxis, Tick
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
-from flytune.caches.report.words import (
+from flytune.caches.words import (
     counted,
     joined,
     percent_text,

@@ -10,14 +10,14 @@ from flytune.caches.records import TuningRecord
 from flytune.caches.report.axes import LinearAxis, LogAxis, Tick
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
 from flytune.caches.report.grids import style_of
-from flytune.caches.report.words import (
+from flytune.caches.ties import TIE_BAND
+from flytune.caches.words import (
     counted,
     percent_text,
     ratio_text,
     time_text,
     tokens_text,
 )
-from flytune.caches.ties import TIE_BAND
 
 LEFT, RIGHT, WIDTH = 250, 830, 960
 ROW, TOP = 22, 26

@@ -10,8 +10,8 @@ from flytune.caches.report.axes import LogAxis, Tick
 from flytune.caches.report.bundles import ReportedBundle, ReportedList
 from flytune.caches.report.ceilings import Ceiling, Roof, roof_of
 from flytune.caches.report.grids import style_of
-from flytune.caches.report.words import percent_text, rate_text
 from flytune.caches.report.work import short_type, tflops
+from flytune.caches.words import percent_text, rate_text
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 64, 820, 20, 400, 960, 446
 _TEXTS = 34

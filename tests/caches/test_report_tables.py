@@ -16,13 +16,13 @@ from flytune.caches.report.bundles import ReportedBundle, read_bundles, short_na
 from flytune.caches.report.facts import judgement, left_out
 from flytune.caches.report.listing import list_rows, page_data
 from flytune.caches.report.roofline import roofline
-from flytune.caches.report.words import (
+from flytune.caches.report.work import moved_bytes, operations
+from flytune.caches.words import (
     percent_text,
     ratio_text,
     seconds_text,
     time_text,
 )
-from flytune.caches.report.work import moved_bytes, operations
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import FP4
 

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, with their units."""
+"""Numbers as a person reads them, with their units, and text that a line can hold."""
 
 import math
 from collections.abc import Iterable
@@ -22,6 +22,8 @@ def seconds_text(seconds: float | None) -> str:
     """Return a time given in seconds, in the unit that fits it."""
     if seconds is None:
         return NONE
+    if seconds == 0:
+        return "0 s"
     if seconds < 1e-3:
         return f"{_three(seconds * 1e6)} µs"
     if seconds < 1:
@@ -66,18 +68,28 @@ def number_text(value: float | None) -> str:
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number and what it counts, such as "1 list" or "1,024 lists"."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun_of(number, noun, plural)}"
+
+
+def noun_of(number: int, noun: str, plural: str = "") -> str:
+    """Return the form of a noun that follows a number."""
+    return noun if number == 1 else plural or f"{noun}s"
 
 
 def tokens_text(tokens: int) -> str:
     """Return a token count in words; the number is as `--tokens` takes it."""
-    return f"{tokens} token{'' if tokens == 1 else 's'}"
+    return f"{tokens} {noun_of(tokens, 'token')}"
 
 
 def joined(words: Iterable[str]) -> str:
     """Return words as English joins them: "a, b and c"."""
     *most, last = list(words) or [""]
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def plain(text: str) -> str:
+    """Return a text of one line: a bundle may hold what ends one or colours it."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
