@@ -3,9 +3,10 @@
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from flytune.caches.columns import SHAPE_COLUMNS, Status
+from flytune.caches.manifest import Manifest
 from flytune.caches.records import TuningRecord
 from flytune.caches.ties import tied_with_fastest
 from flytune.shapes.gemm import GemmShape
@@ -82,6 +83,35 @@ def lists_of(records: Iterable[TuningRecord]) -> tuple[TunedList, ...]:
         key = (record.inductor_op, record.inputs_key, record.precision, record.at_s)
         lists.setdefault((*_shape_of(record), *key), []).append(record)
     return tuple(TunedList(tuple(some)) for some in lists.values())
+
+
+def calls_of(one: TunedList, manifest: Manifest) -> dict[str, int]:
+    """Return every module that calls a list, and its calls in a forward pass.
+
+    Its records name the first module alone; that is "" where they know none. Bundles
+    of earlier versions do not say how often each calls it: their records count the
+    first's calls, and the others are taken to call as often.
+    """
+    first, shape = one.records[0], one.shape
+    own, count = shape.module, shape.count
+    name = (first.inductor_op, first.inputs_key, str(shape))
+    for row in manifest.winners:
+        modules, counts = row.get("modules"), row.get("counts")
+        if (row.get("op"), row.get("inputs_key"), row.get("shape")) != name:
+            continue
+        if isinstance(modules, list) and modules[:1] == [own]:
+            names = tuple(map(str, modules))
+            each = counts if _are_counts(counts, len(names)) else [count] * len(names)
+            return dict(zip(names, each, strict=True))
+    return {own: count}
+
+
+def _are_counts(counts: object, length: int) -> TypeGuard[list[int]]:
+    return (
+        isinstance(counts, list)
+        and len(counts) == length
+        and all(type(each) is int and each >= 0 for each in counts)
+    )
 
 
 def _shape_of(record: TuningRecord) -> tuple[Any, ...]:

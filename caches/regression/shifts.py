@@ -54,7 +54,7 @@ class Shift:
     @property
     def count(self) -> int:
         """Calls in one forward pass of the new bundle's model."""
-        return self.pair.new.shape.count
+        return self.pair.calls[1]
 
     @property
     def old_us(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.expected import CACHES
-from flytune.caches.lists import TunedList, lists_of
+from flytune.caches.lists import TunedList, calls_of, lists_of
 from flytune.caches.manifest import Manifest
 from flytune.caches.records import RECORDS_NAME, read_records
 from flytune.caches.regression.kernels import SOFTWARE
@@ -66,12 +66,18 @@ class Side:
         """Return a part of the target's hardware; None where it is not known."""
         return self.manifest.target["hardware"].get(name)
 
+    def calls(self, one: TunedList) -> int:
+        """Return how often a forward pass calls a list, by all of its modules."""
+        return sum(calls_of(one, self.manifest).values())
+
 
 class Pair(NamedTuple):
     """A list that both bundles have."""
 
     old: TunedList
     new: TunedList
+    calls: tuple[int, int]
+    """Of each in a forward pass of its bundle's model."""
 
     @property
     def name(self) -> str:
@@ -105,7 +111,8 @@ class Sides:
             new_one = max(same, key=functools.partial(_shared, one))
             # Not `remove`, which compares records and not lists.
             same[:] = [other for other in same if other is not new_one]
-            pairs.append(Pair(one, new_one))
+            calls = old.calls(one), new.calls(new_one)
+            pairs.append(Pair(one, new_one, calls))
         left = {id(one) for some in waiting.values() for one in some}
         added = tuple(one for one in new.lists if id(one) in left)
         return cls(old, new, tuple(pairs), tuple(lost), added)

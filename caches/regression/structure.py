@@ -68,7 +68,7 @@ def _lists(sides: Sides) -> Iterator[Finding]:
     for name in names_of(sides.added):
         yield found(Kind.NEW, name, "the baseline lacks it")
     for pair in sides.pairs:
-        was, now = pair.old.shape.count, pair.new.shape.count
+        was, now = pair.calls
         if was != now:
             text = f"calls in a forward pass: were {was}, are {now}"
             yield found(Kind.COUNT, pair.name, text, old=was, new=now)

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.held import experts_per_token, records_of
 from flytune.caches.inspect import words
-from flytune.caches.lists import TunedList, lists_of
+from flytune.caches.lists import TunedList, calls_of, lists_of
 from flytune.caches.manifest import Manifest
 from flytune.caches.records import TuningRecord
 from flytune.caches.report.work import moved_bytes, operations, tflops
@@ -210,32 +210,9 @@ def _tokens(one: TunedList, experts: int | None) -> int:
 
 
 def _counts(one: TunedList, manifest: Manifest) -> dict[str, int]:
-    """Return the modules that call a list, of which its records name the first.
-
-    Bundles of earlier versions do not say how often each calls it: their records count
-    the first's calls, and the others are taken to call as often.
-    """
-    first = one.records[0]
-    own, count = one.shape.module or str(one.shape), one.shape.count
-    for row in manifest.winners:
-        same = (row.get("op"), row.get("inputs_key"), row.get("shape")) == (
-            *(first.inductor_op, first.inputs_key),
-            str(one.shape),
-        )
-        modules, counts = row.get("modules"), row.get("counts")
-        if same and isinstance(modules, list) and modules[:1] == [own]:
-            names = tuple(map(str, modules))
-            each = counts if _are_counts(counts, len(names)) else [count] * len(names)
-            return dict(zip(names, each, strict=True))
-    return {own: count}
-
-
-def _are_counts(counts: object, length: int) -> TypeGuard[list[int]]:
-    return (
-        isinstance(counts, list)
-        and len(counts) == length
-        and all(type(each) is int and each >= 0 for each in counts)
-    )
+    """Return the calls of each module; a list of none that is known has its shape."""
+    calls = calls_of(one, manifest)
+    return {module or str(one.shape): count for module, count in calls.items()}
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

@@ -3,7 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from flytune.caches.lists import lists_of
+import pytest
+from bundles import manifest
+
+from flytune.caches.lists import calls_of, lists_of
 from flytune.caches.records import Status, TuningRecord
 from flytune.shapes.gemm import GemmShape
 
@@ -87,3 +90,31 @@ def test_another_release_of_torch_offers_the_same_list() -> None:
     assert old.identity == new.identity
     wider = replace(old.records[0], n=8192)
     assert lists_of([wider])[0].identity != old.identity
+
+
+@pytest.mark.parametrize(
+    ("row", "calls"),
+    [
+        # Before winners had counts the records counted the first module's calls.
+        ({}, {SHAPE.module: 32, "gate": 32}),
+        ({"counts": [30, 2]}, {SHAPE.module: 30, "gate": 2}),
+        ({"counts": [30]}, {SHAPE.module: 32, "gate": 32}),
+        ({"op": "addmm"}, {SHAPE.module: 32}),
+        ({"inputs_key": "another"}, {SHAPE.module: 32}),
+        ({"shape": "mm (1, 4096, 1024)"}, {SHAPE.module: 32}),
+        ({"modules": ["gate", SHAPE.module]}, {SHAPE.module: 32}),
+        ({"modules": "gate"}, {SHAPE.module: 32}),
+    ],
+)
+def test_the_calls_of_each_module(row: dict[str, Any], calls: dict[str, int]) -> None:
+    (one,) = lists_of([record("a", 2.0, winner=True)])
+    whole = {
+        **{"op": "mm", "inputs_key": "k", "shape": str(SHAPE)},
+        **{"modules": [SHAPE.module, "gate"], **row},
+    }
+    assert calls_of(one, manifest(winners=(whole,))) == calls
+
+
+def test_the_calls_of_a_list_of_no_known_module() -> None:
+    (one,) = lists_of([replace(record("a", 2.0), module="", count=4)])
+    assert calls_of(one, manifest()) == {"": 4}

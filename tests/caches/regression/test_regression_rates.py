@@ -32,7 +32,7 @@ def pairs(kernels: int) -> list[Pair]:
     for number in range(LISTS):
         gemm = shape(number, m=(1, 16)[number % 2], count=4)
         (one,) = lists_of(Tune(number).list_of(gemm, usual(20.0 + number)[:kernels]))
-        made.append(Pair(one, one))
+        made.append(Pair(one, one, (4, 4)))
     return made
 
 
@@ -65,7 +65,7 @@ def shift(pair: Pair, old: list[list[float]], new: list[list[float]]) -> Shift:
         )
         return TunedList(records)
 
-    both = Pair(with_rounds(pair.old, old), with_rounds(pair.new, new))
+    both = Pair(with_rounds(pair.old, old), with_rounds(pair.new, new), pair.calls)
     found = shift_of(both, same_software=True)
     assert found is not None
     return found

@@ -86,6 +86,23 @@ def test_a_list_that_is_called_more_often_is_the_same_list(tmp_path: Path) -> No
     assert checked.outcome is Outcome.FINE
 
 
+def test_calls_are_those_of_all_modules_in_old_bundles_too(tmp_path: Path) -> None:
+    gemm = shape(0, count=4)
+    modules = [gemm.module, "model.layers.*.other"]
+    row = {"op": "mm", "inputs_key": str(gemm), "shape": str(gemm), "modules": modules}
+    lists = {gemm: usual(20.0)}
+    old = tuned(tmp_path / "old", Tune(1), lists, winners=(row,))
+    winners = ({**row, "counts": [4, 4]},)
+    lists = {replace(gemm, count=8): usual(20.0)}
+    new = tuned(tmp_path / "new", Tune(2), lists, winners=winners)
+    checked = compared(new, old)
+    assert said(checked, Kind.COUNT) == []
+    assert [one.count for one in checked.times.lists] == [8]
+    lone = tuned(tmp_path / "lone", Tune(2), {gemm: usual(20.0)})
+    checked = compared(lone, old)
+    assert said(checked, Kind.COUNT)[0].endswith("were 8, are 4")
+
+
 def test_target_parts_are_named_with_both_values(tmp_path: Path) -> None:
     software = {**SOFTWARE, "torch": "2.16.0", "driver": "590.0"}
     target = {"hardware": HARDWARE, "software": software}
