@@ -13,10 +13,9 @@ from typing import Any
 from flytune.caches.bundle import Bundle
 from flytune.caches.expected import CACHES
 from flytune.caches.inductor import stored_timings
-from flytune.caches.lists import TunedList
+from flytune.caches.lists import TunedList, calls_of
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.named_lists import modules_by_list, modules_of
 from flytune.tuner.recorded_runner import METHOD
 from flytune.tuner.select import fixed_order
 
@@ -70,11 +69,23 @@ class Explanation:
     """One list, and what is to say of it."""
 
     tuned: TunedList
-    modules: tuple[str, ...]
+    calls: Mapping[str, int]
+    """Every module that asks for it, "" for one that is not known, and its calls in a
+    forward pass."""
     stored: tuple[StoredTimes, ...]
     """One a timings file that holds the list; none where there was no choice."""
     kernels: tuple[str, ...]
     """Files of the bundle that are the winner's kernel as it was timed."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that ask for it, as far as they are known."""
+        return tuple(filter(None, self.calls))
+
+    @property
+    def count(self) -> int:
+        """Calls in a forward pass, by all of its modules."""
+        return sum(self.calls.values())
 
     @property
     def why(self) -> Why:
@@ -139,12 +150,11 @@ def explain(bundle: Bundle, lists: tuple[TunedList, ...]) -> tuple[Explanation, 
     Raises:
         FlytuneError: a file breaks a rule of the bundle, or its timings cannot be read.
     """
-    known = modules_by_list(bundle.manifest)
     stored = _timings_of(bundle)
     return tuple(
         Explanation(
             tuned,
-            modules_of(tuned, known),
+            calls_of(tuned, bundle.manifest),
             stored.get(_list_key(tuned), ()),
             tuple(_kernel_files(bundle, tuned.winner)),
         )
@@ -194,7 +204,7 @@ def rows(one: Explanation) -> Iterator[dict[str, Any]]:
         "row": "list",
         "shape": str(one.tuned.shape),
         "modules": list(one.modules),
-        "count": one.tuned.shape.count,
+        "count": one.count,
         "candidates": len(one.tuned.records),
         "winner": None if winner is None else winner.choice_hash,
         "why": str(one.why),

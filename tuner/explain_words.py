@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from flytune.caches.lists import TunedList
 from flytune.caches.records import Status, TuningRecord
 from flytune.caches.ties import TIE_BAND
+from flytune.caches.words import counted, plain
 from flytune.tuner.explain_shape import Backend, Explanation, StoredTimes, Why
 from flytune.tuner.upgrade import OLDER
 
@@ -15,9 +16,9 @@ _NO_TIME = "-"
 
 def lines(one: Explanation) -> Iterator[str]:
     """Yield the lines that explain one list."""
-    yield one.tuned.name
+    yield plain(one.tuned.name)
     for name, text in (*_facts(one), *_lookup(one)):
-        yield f"{name:<{_WIDTH}}{text}"
+        yield f"{name:<{_WIDTH}}{plain(text)}"
     yield ""
     yield from _table(one)
 
@@ -38,7 +39,7 @@ def _facts(one: Explanation) -> Iterator[tuple[str, str]]:
     scaling = f", {shape.scaling}" if shape.scaling else ""
     types = f"{shape.a_dtype} x {shape.b_dtype} -> {shape.out_dtype}{scaling}"
     yield "computes", f"{types}, layout {shape.layout}"
-    calls = f"{shape.count} call{'s' * (shape.count != 1)} in a forward pass"
+    calls = f"{counted(one.count, 'call')} in a forward pass"
     yield "asked by", f"{', '.join(one.modules) or 'no module that is known'}; {calls}"
     yield "won", _won(one)
     if one.why is Why.UNDECIDED:
@@ -89,7 +90,7 @@ def _why(one: Explanation, winner: TuningRecord) -> str:
 def _tie(one: Explanation) -> str:
     others = len(one.tuned.tied) - 1
     text = (
-        f"tied with {others} other{'s' * (others != 1)}{_whose(one)}: none is surely "
+        f"tied with {counted(others, 'other')}{_whose(one)}: none is surely "
         f"slower than the fastest by more than {TIE_BAND:.0%}"
     )
     if one.first_in_order:
@@ -268,7 +269,8 @@ def _spread(record: TuningRecord) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
+    shown = [tuple(map(plain, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()

@@ -1,15 +1,15 @@
 """The candidate lists that a person means: by sizes, by module, or by a hash."""
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from flytune.caches.lists import TunedList
+from flytune.caches.lists import TunedList, calls_of
 from flytune.caches.manifest import Manifest
-from flytune.caches.records import TuningRecord
 from flytune.caches.several import parts_of
+from flytune.caches.words import counted, plain
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.near_lists import near
 
 # As a table prints them, "bmm 32x(16, 16, 128)", or in short, "16x4096x1024".
 _SIZES = re.compile(
@@ -18,7 +18,6 @@ _SIZES = re.compile(
 )
 _AT = " at "
 _SHORTEST_HASH = 6
-_NEAR = 3
 
 
 def is_shape(words: str) -> bool:
@@ -26,27 +25,9 @@ def is_shape(words: str) -> bool:
     return _SIZES.fullmatch(words.partition(_AT)[0].strip()) is not None
 
 
-def modules_by_list(manifest: Manifest) -> Mapping[tuple[str, str], tuple[str, ...]]:
-    """Return every module that asks for a list, by inputs' key and winner's hash.
-
-    The records hold the first one alone.
-    """
-    return {
-        (str(row.get("inputs_key")), str(row.get("choice_hash"))): tuple(
-            map(str, row["modules"])
-        )
-        for row in manifest.winners
-        if isinstance(row.get("modules"), list)
-    }
-
-
-def modules_of(
-    tuned: TunedList, known: Mapping[tuple[str, str], tuple[str, ...]]
-) -> tuple[str, ...]:
-    """Return the modules of a list; `known` is as `modules_by_list` returns it."""
-    winner, own = tuned.winner, tuned.shape.module
-    found = () if winner is None else known.get(_key(winner), ())
-    return found or ((own,) if own else ())
+def modules_of(tuned: TunedList, manifest: Manifest) -> tuple[str, ...]:
+    """Return the modules that call a list, as far as they are known."""
+    return tuple(filter(None, calls_of(tuned, manifest)))
 
 
 def find_lists(
@@ -61,24 +42,26 @@ def find_lists(
     Raises:
         FlytuneError: there is none, and what there is.
     """
-    known = modules_by_list(manifest)
-    sizes, at, pattern = words.strip().partition(_AT)
+    words = words.strip()
+    named = [(tuned, modules_of(tuned, manifest)) for tuned in lists]
+    sizes, at, pattern = words.partition(_AT)
     if is_shape(sizes):
-        found = [t for t in lists if _fits(sizes.strip(), str(t.shape))]
-        if at:
-            found = [t for t in found if _has_module(t, pattern.strip(), known)]
+        found = [
+            tuned
+            for tuned, modules in named
+            if _fits(sizes.strip(), str(tuned.shape))
+            and (not at or _has_module(modules, pattern.strip()))
+        ]
     else:
-        found = [t for t in lists if _has_module(t, words.strip(), known)]
-        found = found or [t for t in lists if _has_hash(t, words.strip())]
+        found = [tuned for tuned, modules in named if _has_module(modules, words)]
+        found = found or _of_hash(lists, words)
     if not found:
+        every = [module for _, modules in named for module in modules]
         raise FlytuneError(
-            f"bundle has no list of: `{words}`", hint=_hint(lists, words, manifest)
+            f"bundle has no list of: `{words}`",
+            hint=plain(_hint(lists, words, every, manifest)),
         )
     return tuple(found)
-
-
-def _key(record: TuningRecord) -> tuple[str, str]:
-    return str(record.inputs_key), record.choice_hash
 
 
 def _fits(words: str, name: str) -> bool:
@@ -92,38 +75,48 @@ def _fits(words: str, name: str) -> bool:
     )
 
 
-def _has_module(
-    tuned: TunedList, pattern: str, known: Mapping[tuple[str, str], tuple[str, ...]]
-) -> bool:
+def _has_module(modules: Sequence[str], pattern: str) -> bool:
     # Of layers that are the same a module is one pattern, "layers.*.q_proj", of which
     # a person may well name a layer.
     return any(
         fnmatch.fnmatchcase(module, pattern)
+        or fnmatch.fnmatchcase(module, f"*.{pattern}")
         or fnmatch.fnmatchcase(pattern, module)
         or module.endswith(f".{pattern}")
-        for module in modules_of(tuned, known)
+        for module in modules
     )
 
 
+def _of_hash(lists: Sequence[TunedList], word: str) -> list[TunedList]:
+    if len(word) < _SHORTEST_HASH:
+        return []
+    return [tuned for tuned in lists if _has_hash(tuned, word)]
+
+
 def _has_hash(tuned: TunedList, word: str) -> bool:
-    return len(word) >= _SHORTEST_HASH and any(
+    return any(
         record.choice_hash.startswith(word)
         or record.choice_hash.rpartition("-")[2].startswith(word)
         for record in tuned.records
     )
 
 
-def _hint(lists: Sequence[TunedList], words: str, manifest: Manifest) -> str:
+def _hint(
+    lists: Sequence[TunedList], words: str, modules: Sequence[str], manifest: Manifest
+) -> str:
     """Say why the GEMM has no list, where the bundle tells, or what is near it."""
     if why := next(_unlisted(words, manifest), ""):
         return why
-    names = list(dict.fromkeys(str(tuned.shape) for tuned in lists))
-    near = difflib.get_close_matches(words, names, _NEAR, cutoff=0.5)
-    shown = near or names[:_NEAR]
-    more = len(names) - len(shown)
-    if not shown:
+    if not lists:
         return "it holds no list at all"
-    return f"it has {', '.join(shown)}" + (f" and {more} more" if more else "")
+    names = near(lists, words, modules)
+    if not names and any(_has_hash(tuned, words) for tuned in lists):
+        return (
+            f"the start of a choice hash has {_SHORTEST_HASH} characters at least, "
+            f"and `{words}` has {len(words)}"
+        )
+    shown = f"near it: {', '.join(names)}" if names else "it has nothing near"
+    return f"{shown}; all {counted(len(lists), 'list')}: flytune explain B --list"
 
 
 def _unlisted(words: str, manifest: Manifest) -> Iterator[str]:
