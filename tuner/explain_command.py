@@ -12,7 +12,9 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.held import records_of
 from flytune.caches.lists import lists_of
 from flytune.caches.prepare import environment_of
-from flytune.caches.trust import Trust, admit
+from flytune.caches.trust import HERE, Trust, admit
+from flytune.caches.words import counted, plain
+from flytune.shapes.errors import FlytuneError
 from flytune.tuner.explain_shape import explain, rows
 from flytune.tuner.explain_words import lines, listing
 from flytune.tuner.named_lists import find_lists, is_shape
@@ -24,13 +26,16 @@ if TYPE_CHECKING:
 
 _LORA = "--enable-lora"
 _MOST_EXPLAINED = 4
-"""Lists that are explained at once; of more a person is told the names."""
+"""Lists that are explained at once, but for --json."""
 
 
 @click.command("explain")
 @click.argument("bundle", type=click.Path(readable=False, path_type=Path))
 @click.argument(
     "words", nargs=-1, type=click.UNPROCESSED, metavar="[SHAPE | -- ARGUMENTS...]"
+)
+@click.option(
+    "--list", "every", is_flag=True, help="List the GEMMs of BUNDLE, and explain none."
 )
 @click.option(
     "--engine", type=click.Choice(["vllm"]), help="Whose key is computed, not SHAPE's."
@@ -41,6 +46,7 @@ _MOST_EXPLAINED = 4
 def explain_command(
     bundle: Path,
     words: tuple[str, ...],
+    every: bool,
     engine: str | None,
     lora: bool,
     trust: Trust,
@@ -49,27 +55,34 @@ def explain_command(
     """Explain the choice of one GEMM, or predict whether an engine hits BUNDLE.
 
     SHAPE is as tables print it, `mm (16, 4096, 1024)`, or in short, `16x4096x1024`;
-    or a module's path, its end or a pattern; or the start of a choice hash. Nothing of
-    BUNDLE is loaded.
+    or a module's path, its end or a pattern; or the start of a choice hash, of 6
+    characters or more. Nothing of BUNDLE is loaded, so it need not be trusted.
 
     With --engine ARGUMENTS, after `--`, are those of `vllm serve`, the model first;
-    left out, the bundle's own. The environment is this one. No engine is started.
+    left out, the bundle's own. The environment is this one. No engine is started, but
+    what BUNDLE says of it is used: it must be trusted.
 
-    Exits 1 if there is no such list, or the engine would miss.
+    Exits 1 if there is no such list or more than 4, or the engine would miss.
     """
-    _check(words, engine, lora)
-    if engine is None:
+    _check(words, every, engine, lora, trust)
+    if every:
+        _list(Bundle.open(bundle), as_json)
+    elif engine is None:
         _explain_shape(Bundle.open(bundle), " ".join(words), as_json)
     else:
         _explain_engine(bundle, words, lora, trust, as_json)
 
 
-def _check(words: tuple[str, ...], engine: str | None, lora: bool) -> None:
+def _check(
+    words: tuple[str, ...], every: bool, engine: str | None, lora: bool, trust: Trust
+) -> None:
     """Refuse words that belong to the other form of the command.
 
     Raises:
         click.UsageError: they do, or there is neither.
     """
+    if every and (words or engine is not None):
+        raise click.UsageError("--list is of all GEMMs: no SHAPE and no --engine")
     if engine is not None:
         if is_shape(" ".join(words)):
             raise click.UsageError(
@@ -79,12 +92,23 @@ def _check(words: tuple[str, ...], engine: str | None, lora: bool) -> None:
         return
     if lora:
         raise click.UsageError("--lora is of an engine: --engine vllm")
-    if not words:
-        raise click.UsageError("give SHAPE, or --engine vllm")
+    if trust != HERE:
+        raise click.UsageError("whom to trust is asked with --engine alone")
+    if not every and not " ".join(words).strip():
+        raise click.UsageError("give SHAPE, --list, or --engine vllm")
     if option := next((word for word in words if word.startswith("--")), None):
         raise click.UsageError(
             f"an engine's arguments need --engine vllm, and no SHAPE has: `{option}`"
         )
+
+
+def _list(bundle: Bundle, as_json: bool) -> None:
+    lists = lists_of(records_of(bundle))
+    if not as_json:
+        click.echo("\n".join(listing(lists)))
+        return
+    for one in explain(bundle, lists):
+        click.echo(json.dumps(next(rows(one))))
 
 
 def _explain_shape(bundle: Bundle, words: str, as_json: bool) -> None:
@@ -95,14 +119,14 @@ def _explain_shape(bundle: Bundle, words: str, as_json: bool) -> None:
                 click.echo(json.dumps(row))
         return
     if len(found) > 1:
-        click.echo(f"{len(found)} lists are of `{words}`:")
+        click.echo(f"{counted(len(found), 'list')} are of `{words}`:")
         click.echo("\n".join(listing(found)))
     if len(found) > _MOST_EXPLAINED:
-        name = found[0].name
-        click.echo(
-            f"hint: name one of them, such as `{name}`, or take --json", err=True
+        raise FlytuneError(
+            f"explained at once are {_MOST_EXPLAINED} lists at most, and "
+            f"{len(found)} are of: `{words}`",
+            hint=f"name one, such as `{plain(found[0].name)}`, or take --json",
         )
-        return
     for number, one in enumerate(explain(bundle, found)):
         if number or len(found) > 1:
             click.echo()
@@ -132,7 +156,7 @@ def _explain_engine(
         for row in _rows(prediction, live):
             click.echo(json.dumps(row))
     else:
-        click.echo("\n".join(_lines(prediction, live)))
+        click.echo("\n".join(map(plain, _lines(prediction, live))))
     if not prediction.hit:
         raise click.exceptions.Exit(1)
 

@@ -156,7 +156,7 @@ def test_another_program(make: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give SHAPE, or --engine vllm"),
+        ((), "give SHAPE, --list, or --engine vllm"),
         (("--lora", "16x64x128"), "--lora is of an engine"),
         (("--", "llama", "--max-model-len", "512"), "need --engine vllm"),
         (("--engine", "vllm", "mm (16, 64, 128)"), "explained without --engine"),
