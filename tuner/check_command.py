@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from flytune.caches.regression.again import Retime
+from flytune.caches.output import check_writable, write_through
 from flytune.caches.regression.annotations import annotations
 from flytune.caches.regression.check import Check, Settings, check
 from flytune.caches.regression.junit import junit
@@ -20,7 +21,6 @@ from flytune.caches.regression.serving import Serving
 from flytune.caches.regression.sides import Side
 from flytune.caches.regression.table import text
 from flytune.caches.trust import HERE, Trust, admit
-from flytune.tuner.output_files import check_writable, write_file
 from flytune.tuner.signals import ended_by_signals
 from flytune.tuner.trust_options import trust_options
 
@@ -172,10 +172,10 @@ def check_command(
         for line in annotations(checked):
             click.echo(line, err=True)
     if junit_file is not None:
-        write_file(junit_file, junit(checked))
+        write_through(junit_file, junit(checked).encode())
     # The last of all: by it ci/gate/gate.sh knows that nothing went wrong before.
     if markdown_file is not None:
-        write_file(markdown_file, markdown(checked))
+        write_through(markdown_file, markdown(checked).encode())
     context.exit(int(checked.outcome))
 
 

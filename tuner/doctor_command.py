@@ -53,13 +53,13 @@ def doctor_command(bundle: str | None, profile: Path | None, as_json: bool) -> N
 
 def _write_profile(path: Path, live: "DeviceProfile | None") -> None:
     from flytune.shapes.errors import FlytuneError
-    from flytune.tuner.output_files import write_file
+    from flytune.caches.output import write_through
 
     if live is None:
         raise FlytuneError("no accelerator here, or torch cannot use it")
     if path.exists():
         raise FlytuneError(f"output exists: {path}", hint="remove it")
-    write_file(path, json.dumps(live.to_json(), indent=2) + "\n")
+    write_through(path, f"{json.dumps(live.to_json(), indent=2)}\n".encode())
     click.echo(f"profile  {live.product}: {path}")
 
 

@@ -1,12 +1,27 @@
 """`flytune report`: charts and tables about bundles, as one HTML file."""
 
+import os
+import sys
 from pathlib import Path
 
 import click
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.output import write_through
 from flytune.shapes.errors import about
-from flytune.tuner.output_files import write_file
+
+_STDOUT = "-"
+
+
+def _named(_: click.Context, __: click.Parameter, value: str) -> str:
+    """Refuse an empty name, which a variable that is not set leaves.
+
+    Raises:
+        click.BadParameter: it is one.
+    """
+    if not value:
+        raise click.BadParameter("empty: name a file, or - for stdout")
+    return value
 
 
 @click.command("report")
@@ -22,10 +37,12 @@ from flytune.tuner.output_files import write_file
     "out",
     required=True,
     metavar="FILE",
-    type=click.Path(readable=False, path_type=Path, dir_okay=False),
-    help="Where to write the page; a file that is there is replaced.",
+    type=click.Path(readable=False, dir_okay=False),
+    callback=_named,
+    help="Where to write the page, - for stdout; a file that is there is replaced, a "
+    "pipe or a device is written to.",
 )
-def report_command(bundles: tuple[Path, ...], out: Path) -> None:
+def report_command(bundles: tuple[Path, ...], out: str) -> None:
     """Write what BUNDLE holds and what its build found as one HTML page.
 
     The page needs no network. Several bundles are shown side by side, each against
@@ -33,11 +50,24 @@ def report_command(bundles: tuple[Path, ...], out: Path) -> None:
     """
     from flytune.caches.report.page import page_of
 
-    page = page_of(list(map(_opened, bundles)))
-    write_file(out, page)
-    click.echo(f"{out}: {len(page.encode()) / 1e3:.0f} kB")
+    page = page_of(list(map(_opened, bundles))).encode()
+    if _is_stdout(out):
+        click.echo(page, nl=False)
+        return
+    write_through(Path(out), page)
+    click.echo(f"{out}: {len(page) / 1e3:.0f} kB")
 
 
 def _opened(path: Path) -> Bundle:
     with about(path):
         return Bundle.open(path)
+
+
+def _is_stdout(out: str) -> bool:
+    """Whether a name is stdout's, where no other line may stand between the page's."""
+    try:
+        return out == _STDOUT or os.path.samestat(
+            os.stat(out), os.fstat(sys.stdout.fileno())
+        )
+    except OSError:
+        return False

@@ -1,5 +1,9 @@
 """`flytune report`, as it is typed."""
 
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,6 +34,78 @@ def test_one_file_is_written_and_named(bundle: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert report(bundle, bundle, "--html", out).exit_code == 0
     assert "Side by side" in out.read_text(encoding="utf-8")
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(
+    bundle: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("old.html", "new.html"):
+        link = tmp_path / name
+        link.symlink_to(f"folder/{name}")
+    (folder / "old.html").write_text("old")
+    (folder / "old.html").chmod(0o600)
+    for name in ("old.html", "new.html"):
+        assert report(bundle, "--html", tmp_path / name).exit_code == 0
+        assert (tmp_path / name).is_symlink()
+        assert (folder / name).read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (folder / "old.html").stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in folder.iterdir()) == ["new.html", "old.html"]
+
+
+def test_a_pipe_is_written_to(bundle: Path, tmp_path: Path) -> None:
+    pipe, link, read = tmp_path / "pipe", tmp_path / "link", list[bytes]()
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for out in (pipe, link):
+        reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+        reader.daemon = True
+        reader.start()
+        done = report(bundle, "--html", out)
+        reader.join(60)
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert pipe.is_fifo()
+        assert read.pop().startswith(b"<!doctype html>")
+
+
+def test_a_file_that_nobody_may_write_to_is_left(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    out.write_text("kept")
+    out.chmod(0o444)
+    done = report(bundle, "--html", out)
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"error: cannot write: {out}: Permission denied")
+    assert out.read_text() == "kept"
+
+
+def test_stdout_has_the_page_alone(bundle: Path, tmp_path: Path) -> None:
+    done = report(bundle, "--html", "-")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("<!doctype html>\n")
+    assert done.stdout.rstrip().endswith("</html>")
+
+
+def test_stdout_under_another_name_where_no_text_is_utf_8(
+    bundle: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "report.html"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "from flytune.tuner.cli import main; main()"
+    words = ["report", str(bundle), "--html", str(out)]
+    with out.open("wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            env={**os.environ, **plain},
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    page = out.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>\n")
+    assert page.rstrip().endswith("</html>")
 
 
 def test_a_bundle_is_pinned_as_elsewhere(bundle: Path, tmp_path: Path) -> None:
@@ -73,7 +149,9 @@ def test_a_failed_report_leaves_the_old_one(tmp_path: Path) -> None:
     assert out.read_text() == "old"
 
 
-@pytest.mark.parametrize("words", [(), ("b.tar.zst",), ("--html", "r.html")])
+@pytest.mark.parametrize(
+    "words", [(), ("b.tar.zst",), ("--html", "r.html"), ("b.tar.zst", "--html", "")]
+)
 def test_usage(words: tuple[str, ...]) -> None:
     done = report(*words)
     assert done.exit_code == 2
