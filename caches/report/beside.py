@@ -230,7 +230,7 @@ def _lead(bundles: Sequence[ReportedBundle]) -> str:
     )
     whole = [sum(one.pass_us or 0.0 for one in some) for some in (first, last)]
     return (
-        f"{counted(len(first), 'list')} have a time in all. From {bundles[0].name} to "
+        f"With a time in all: {counted(len(first), 'list')}. From {bundles[0].name} to "
         f"{bundles[-1].name} all their calls together go from "
         f"{seconds_text(whole[0] / 1e6)} to {seconds_text(whole[1] / 1e6)} "
         f"({_percent(whole[1] / whole[0] - 1)}); the geometric mean of a call changes "

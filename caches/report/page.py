@@ -93,7 +93,10 @@ def page_of(bundles: Sequence[Bundle]) -> str:
     style, script = map(_text, ("style.css", "script.js"))
     environment = _environment()
     environment.globals.update(
-        seconds_text=seconds_text, time_text=time_text, geometry=_GEOMETRY
+        counted=counted,
+        seconds_text=seconds_text,
+        time_text=time_text,
+        geometry=_GEOMETRY,
     )
     return environment.get_template("page.html").render(
         chapters=chapters,
@@ -160,7 +163,7 @@ def _figures(bundle: ReportedBundle) -> list[tuple[str, str, str]]:
     for tokens in dict.fromkeys(timed[:1] + timed[-1:]):
         us, aten = (passes.pass_us(bundle, tokens, name) for name in ("", "aten"))
         beside_it = f"{ratio_text(aten / us)} as fast as ATen" if us and aten else ""
-        what = f"GEMMs of a pass, {tokens_text(tokens)}"
+        what = f"GEMMs of a pass, {tokens_text(tokens)}{_part(bundle, tokens)}"
         figures.append((time_text(us), what, beside_it))
     decided = sum(bool(o.us) and len(o.tuned.records) > 1 for o in bundle.lists)
     of = f"of {counted(len(bundle.lists), 'list')}"
@@ -172,6 +175,14 @@ def _figures(bundle: ReportedBundle) -> list[tuple[str, str, str]]:
     if device := cost.device_s(bundle):
         figures.append((seconds_text(device), "of the device", "to check and time"))
     return figures
+
+
+def _part(bundle: ReportedBundle, tokens: int) -> str:
+    """Say how many lists of a pass have times; nothing where all have."""
+    lists = [one for one in bundle.lists if one.tokens == tokens]
+    timed = sum(bool(one.us) for one in lists)
+    whole = timed == len(lists)
+    return "" if whole else f", of {timed} of {counted(len(lists), 'list')}"
 
 
 def _script_safe(value: Any) -> "Markup":

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import reported
+from small_reports import HEAD, UP, read, record, small_report
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.report.page import page_of
@@ -165,3 +166,22 @@ def test_stored_bundles_of_every_schema_have_a_page(schema: int) -> None:
     stored = Path(__file__).parents[1] / "data" / "bundles"
     parsed = Parsed(page(stored / f"schema-{schema}.tar.zst"))
     assert "b0-lists" in parsed.of("id")
+
+
+def test_a_pass_of_which_few_lists_have_times_says_so(tmp_path: Path) -> None:
+    rows = [
+        record(UP, "a", 20.0, backend="aten"),
+        record(UP, "t", 10.0, winner=True),
+        record(HEAD, "a", None, backend="aten", winner=True),
+    ]
+    told = page(read(tmp_path, rows).bundle.path)
+    assert "<dt>GEMMs of a pass, 16 tokens, of 1 of 2 lists<" in told
+
+
+def test_lists_that_are_left_out_are_counted(
+    whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "<dt>GEMMs of a pass, 1 token<" in whole
+    monkeypatch.setattr("flytune.caches.report.beside._MOST_LISTS", 1)
+    path = small_report(tmp_path).bundle.path
+    assert "Left out: 1 list of the least change." in page(path, path)
