@@ -68,17 +68,17 @@ def number_text(value: float | None) -> str:
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number and what it counts, such as "1 list" or "1,024 lists"."""
-    return f"{number:,} {noun_of(number, noun, plural)}"
+    return f"{number:,} {form_of(number, noun, plural)}"
 
 
-def noun_of(number: int, noun: str, plural: str = "") -> str:
-    """Return the form of a noun that follows a number."""
+def form_of(number: int, noun: str, plural: str = "") -> str:
+    """Return the form of a noun, or of its verb, that follows a number."""
     return noun if number == 1 else plural or f"{noun}s"
 
 
 def tokens_text(tokens: int) -> str:
     """Return a token count in words; the number is as `--tokens` takes it."""
-    return f"{tokens} {noun_of(tokens, 'token')}"
+    return f"{tokens} {form_of(tokens, 'token')}"
 
 
 def joined(words: Iterable[str]) -> str:

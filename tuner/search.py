@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flytune.caches.columns import Status
 from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
+from flytune.caches.words import counted, form_of
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.decision import Decision, decide, lone
@@ -104,8 +105,9 @@ def _of_fronts(
     number = sum(len(one.front) for one in known)
     every = sum(len(one.task.offered.candidates) for one in known)
     progress.say(
-        f"upgrade: {len(known)} lists are known; {number} of their {every} candidates "
-        "come first"
+        f"upgrade: {counted(len(known), 'list')} {form_of(len(known), 'is', 'are')} "
+        f"known; {number} of their {every} candidates "
+        f"{form_of(number, 'comes', 'come')} first"
     )
     builds = work.built([one.first for one in known])
     moved = {}

@@ -10,6 +10,7 @@ from flytune.caches.manifest import Manifest
 from flytune.caches.parts import sizes
 from flytune.caches.records import TuningRecord
 from flytune.caches.target import PartResult
+from flytune.caches.words import counted, form_of, seconds_text
 from flytune.tuner.candidate import ATEN
 from flytune.tuner.survival import Changes
 from flytune.tuner.upgrade import front_of, is_decided
@@ -28,21 +29,21 @@ def survival_lines(
         key = part.part.endswith("_key")
         yield f"{part.part}: that of another build" if key else str(part)
     if graphs := sizes(manifest.files).get("graphs", (0, 0))[0]:
-        yield _line("graphs", graphs, "files", "made again", changed.graphs)
+        yield _line("graphs", graphs, "file", "made again", changed.graphs)
     numbers = Counter(record.backend for one in lists for record in one.records)
     compiled = sorted(numbers.keys() - {ATEN})
     for backend in compiled:
         touched = changed.kernels(backend)
-        row = (f"{backend} kernels", numbers[backend], "candidates", "compiled again")
+        row = (f"{backend} kernels", numbers[backend], "candidate", "compiled again")
         yield _line(*row, touched)
     timed = Counter(record.backend == ATEN for one in lists for record in one.timed())
     if timed[True]:
         touched = (*changed.library, *changed.times)
-        yield _line("library timings", timed[True], "times", "taken again", touched)
+        yield _line("library timings", timed[True], "time", "taken again", touched)
     if timed[False]:
         again = "taken again" if changed.times else "kept where the bytes are the same"
         touched = tuple(p for b in compiled for p in changed.kernels(b))
-        row = ("template timings", timed[False], "times", again)
+        row = ("template timings", timed[False], "time", again)
         yield _line(*row, (*touched, *changed.times))
 
 
@@ -58,8 +59,9 @@ def plan_lines(lists: Sequence[TunedList], changed: Changes) -> Iterator[str]:
     cores = len(os.sched_getaffinity(0))
     first = sum(len(front_of(one)) for one in known)
     yield (
-        f"first {first} candidates of {len(known)} lists, the winners, the runners-up "
-        f"and each backend's best: {_cost(known, front_of, changed).words(cores)}"
+        f"first {counted(first, 'candidate')} of {counted(len(known), 'list')}, the "
+        "winners, the runners-up and each backend's best: "
+        f"{_cost(known, front_of, changed).words(cores)}"
     )
     if not (rest := sum(len(one.records) for one in known) - first):
         return
@@ -81,11 +83,11 @@ class _Cost:
 
     def words(self, cores: int) -> str:
         """Return it for a person, where so many cores compile."""
-        minutes = self.compile_s / 60 / cores
-        compiling = f"{minutes:.1f} min of compiling on {cores} cores"
+        took = seconds_text(self.compile_s / cores)
+        compiling = f"{took} of compiling on {counted(cores, 'core')}"
         if self.device_s is None:
             return f"{compiling}, and on the device what the records do not tell"
-        return f"{compiling} and {self.device_s / 3600:.3f} hours of the device"
+        return f"{compiling} and {seconds_text(self.device_s)} of the device"
 
 
 def _cost(
@@ -115,4 +117,4 @@ def _line(
 ) -> str:
     because = ", ".join(dict.fromkeys(one.part for one in touched))
     what = f"{again}: {because}" if touched else "kept"
-    return f"{part:<17}{number:>6} {of:<11}{what}"
+    return f"{part:<17}{number:>6} {form_of(number, of):<11}{what}"

@@ -16,6 +16,7 @@ from flytune.caches.report.roofline import Roofline
 from flytune.caches.report.work import moved_bytes, type_name, type_of
 from flytune.caches.words import (
     NONE,
+    counted,
     number_text,
     percent_text,
     ratio_text,
@@ -154,7 +155,7 @@ def _about(one: ReportedList) -> str:
     first = one.tuned.records[0]
     method = next((r.method for r in one.tuned.records if r.method), None)
     words = [
-        f"{', '.join(one.modules)}; {one.calls} calls in a forward pass",
+        f"{', '.join(one.modules)}; {counted(one.calls, 'call')} in a forward pass",
         f"{type_of(shape)}, {shape.layout}{', with a bias' if shape.bias else ''}",
         f"Inductor asks for {first.inductor_op}" if first.inductor_op else "",
         f"Timed with {method}" if method else "",

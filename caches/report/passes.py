@@ -136,7 +136,7 @@ def _bar(
         texts = (f"{label} {share}", label, share)
         width = end - x
         fits = (t for t in texts if len(t) * _CHARACTER + 10 < width)
-        tip = f"{label} at {tokens} tokens: {time_text(us)}, {share} of the pass"
+        tip = f"{label} at {tokens_text(tokens)}: {time_text(us)}, {share} of the pass"
         segments.append(
             Segment(label, *styles[label], x, max(width, 0.5), next(fits, ""), tip)
         )

@@ -15,6 +15,9 @@ from flytune.caches.report.roofline import roofline
 from flytune.caches.report.work import moved_bytes
 
 
+ONE = replace(HEAD, m=1)
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> ReportedBundle:
     return small_report(tmp_path)
@@ -49,6 +52,12 @@ def test_each_module_counts_by_its_own_calls(tmp_path: Path) -> None:
     told = read(tmp_path, rows, winners=({**row, "modules": names, "counts": [32, 2]},))
     assert told.lists[0].calls == 34
     assert passes.shares(told, 16) == {"up_proj": 320.0, "gate_proj": 20.0}
+
+
+def test_one_is_not_many(tmp_path: Path) -> None:
+    chart = passes.pass_chart(read(tmp_path, [record(ONE, "t", 10.0, winner=True)]))
+    assert chart is not None
+    assert chart.bars[0].segments[0].tip.startswith("lm_head at 1 token: ")
 
 
 def test_who_won_and_what_it_is_worth(small: ReportedBundle) -> None:

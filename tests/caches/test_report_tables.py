@@ -37,6 +37,7 @@ def test_numbers_have_the_unit_that_fits() -> None:
         *("0.250 µs", "12.3 µs", "1.23 ms", "2.50 s", "–"),
     ]
     assert seconds_text(75) == "1 min 15 s"
+    assert seconds_text(0) == "0 s"
     assert seconds_text(7260) == "2 h 01 min"
     assert [ratio_text(r) for r in (1.325, 12.4, None)] == ["1.32×", "12×", "–"]
     assert [percent_text(s) for s in (0.5, 0.051, 0.0004)] == [

@@ -83,7 +83,7 @@ def bundle() -> Manifest:
                 "graphs                3 files      kept",
                 "flydsl kernels        2 candidates kept",
                 "triton kernels        4 candidates kept",
-                "library timings       1 times      kept",
+                "library timings       1 time       kept",
                 "template timings      6 times      kept",
             ],
         ),
@@ -94,7 +94,7 @@ def bundle() -> Manifest:
                 "graphs                3 files      made again: software.triton",
                 "flydsl kernels        2 candidates kept",
                 "triton kernels        4 candidates compiled again: software.triton",
-                "library timings       1 times      kept",
+                "library timings       1 time       kept",
                 "template timings      6 times      kept where the bytes are the same: "
                 "software.triton",
             ],
@@ -107,7 +107,7 @@ def bundle() -> Manifest:
                 "flydsl kernels        2 candidates kept",
                 "triton kernels        4 candidates compiled again: "
                 "software.triton_key",
-                "library timings       1 times      kept",
+                "library timings       1 time       kept",
                 "template timings      6 times      kept where the bytes are the same: "
                 "software.triton_key",
             ],
@@ -119,7 +119,7 @@ def bundle() -> Manifest:
                 "graphs                3 files      kept",
                 "flydsl kernels        2 candidates kept",
                 "triton kernels        4 candidates kept",
-                "library timings       1 times      taken again: software.driver",
+                "library timings       1 time       taken again: software.driver",
                 "template timings      6 times      taken again: software.driver",
             ],
         ),
@@ -134,13 +134,19 @@ def test_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # Triton's winner and runner-up, the library's and FlyDSL's best; two to compile.
     first, then = plan_lines(lists(), moved(triton="3.9.0"))
     assert first == (
-        "first 4 candidates of 1 lists, the winners, the runners-up and each backend's "
-        "best: 1.0 min of compiling on 2 cores and 0.006 hours of the device"
+        "first 4 candidates of 1 list, the winners, the runners-up and each backend's "
+        "best: 1 min 00 s of compiling on 2 cores and 20.6 s of the device"
     )
     assert then == (
-        "then 3 more, only where a front has moved; all at once would take 2.0 min of "
-        "compiling on 2 cores and 0.010 hours of the device"
+        "then 3 more, only where a front has moved; all at once would take 2 min 00 s "
+        "of compiling on 2 cores and 36.0 s of the device"
     )
+
+
+def test_hours_are_said_as_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    _, then = plan_lines(lists(batch_s=9000.0), moved(triton="3.9.0"))
+    assert then.endswith("4 min 00 s of compiling on 1 core and 2 h 30 min of the device")
 
 
 def test_nothing_comes_later_where_all_comes_first() -> None:
