@@ -196,7 +196,8 @@ def read_records(path: Path) -> tuple[TuningRecord, ...]:
 
     try:
         with path.open("rb") as file:
-            table = pyarrow.parquet.read_table(file)
+            # Threads of pyarrow's that are still there when Python ends can abort it.
+            table = pyarrow.parquet.ParquetFile(file).read(use_threads=False)
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise FlytuneError(f"cannot read records: {path}: {reason}") from error

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -168,3 +170,23 @@ def test_absent_file(tmp_path: Path) -> None:
 def test_absent_directory(tmp_path: Path) -> None:
     with pytest.raises(FlytuneError, match="cannot write records"):
         write_records([], tmp_path / "no" / "r.parquet")
+
+
+def test_no_thread_is_left_by_reading(tmp_path: Path) -> None:
+    # One that still runs when Python ends can abort a command that was done.
+    path = tmp_path / "records.parquet"
+    write_records([record()], path)
+    code = (
+        "import os, sys, pathlib, pyarrow.parquet\n"
+        "from flytune.caches.records import read_records\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "assert len(read_records(pathlib.Path(sys.argv[1]))) == 1\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "0\n"
