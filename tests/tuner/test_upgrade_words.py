@@ -146,7 +146,9 @@ def test_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hours_are_said_as_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     _, then = plan_lines(lists(batch_s=9000.0), moved(triton="3.9.0"))
-    assert then.endswith("4 min 00 s of compiling on 1 core and 2 h 30 min of the device")
+    assert then.endswith(
+        "4 min 00 s of compiling on 1 core and 2 h 30 min of the device"
+    )
 
 
 def test_nothing_comes_later_where_all_comes_first() -> None:
