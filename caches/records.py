@@ -195,9 +195,10 @@ def read_records(path: Path) -> tuple[TuningRecord, ...]:
     import pyarrow.parquet
 
     try:
-        with path.open("rb") as file:
-            # Threads of pyarrow's that are still there when Python ends can abort it.
-            table = pyarrow.parquet.ParquetFile(file).read(use_threads=False)
+        # From memory and in this thread: a thread of pyarrow's that is still there when
+        # Python ends can abort it.
+        whole = pyarrow.BufferReader(path.read_bytes())
+        table = pyarrow.parquet.ParquetFile(whole).read(use_threads=False)
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise FlytuneError(f"cannot read records: {path}: {reason}") from error

@@ -14,7 +14,6 @@ from flytune.caches.report.listing import list_rows
 from flytune.caches.report.roofline import roofline
 from flytune.caches.report.work import moved_bytes
 
-
 ONE = replace(HEAD, m=1)
 
 
