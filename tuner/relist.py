@@ -90,7 +90,7 @@ def winners_in(
         return None, f"no list of the kind is offered here: {pair.new.records[0].op}"
     # The very list first, then those that differ in what only Inductor's keys tell: a
     # library's kernel has one hash in all of them.
-    known = {r.choice_hash for tuned in pair[:2] for r in tuned.records}
+    known = {r.choice_hash for tuned in (pair.old, pair.new) for r in tuned.records}
     here.sort(key=lambda one: -len(known & {c.choice_hash for c in one.candidates}))
     chosen: dict[str, Candidate] = {}
     for which, tuned in (("old", pair.old), ("new", pair.new)):
