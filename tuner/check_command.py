@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from flytune.caches.regression.again import Retime
 from flytune.caches.output import check_writable, write_through
+from flytune.caches.regression.again import Retime
 from flytune.caches.regression.annotations import annotations
 from flytune.caches.regression.check import Check, Settings, check
 from flytune.caches.regression.junit import junit

@@ -52,8 +52,8 @@ def doctor_command(bundle: str | None, profile: Path | None, as_json: bool) -> N
 
 
 def _write_profile(path: Path, live: "DeviceProfile | None") -> None:
-    from flytune.shapes.errors import FlytuneError
     from flytune.caches.output import write_through
+    from flytune.shapes.errors import FlytuneError
 
     if live is None:
         raise FlytuneError("no accelerator here, or torch cannot use it")

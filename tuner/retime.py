@@ -18,9 +18,9 @@ from flytune.caches.regression.again import Thresholds
 from flytune.caches.regression.device import differing
 from flytune.caches.regression.raced import LOOKS, Raced, sure
 from flytune.caches.regression.sides import Pair, Side, Sides
-from flytune.caches.words import counted
 from flytune.caches.several import parts_of
 from flytune.caches.target import Target
+from flytune.caches.words import counted
 from flytune.tuner.candidate import (
     ATEN,
     BuildResult,

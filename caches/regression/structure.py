@@ -13,9 +13,9 @@ from flytune.caches.regression.finding import (
 )
 from flytune.caches.regression.kernels import kernel_name
 from flytune.caches.regression.sides import Side, Sides, names_of
-from flytune.caches.words import counted
 from flytune.caches.several import SEVERAL
 from flytune.caches.target import PartStatus, Target, compare
+from flytune.caches.words import counted
 
 _MODEL = ("name", "tp", "ep", "engine")
 _RANKS = ("tp", "ep")
