@@ -10,6 +10,25 @@ from flytune.caches.packing import pack
 from flytune.caches.target import Target
 
 
+def bare_manifest(**changes: Any) -> Manifest:
+    """The manifest of a bundle of nothing, but for its changes."""
+    whole: dict[str, Any] = {
+        "created": "2026-01-02T03:04:05Z",
+        "flytune": "0.1.0",
+        "model": {},
+        "program": {},
+        "policy": {},
+        "inductor_config": {},
+        "target": {"hardware": {}, "software": {}},
+        "software": "serving",
+        "timed_on": None,
+        "coverage": {},
+        "winners": (),
+        "bake": {},
+    }
+    return Manifest(**(whole | changes))
+
+
 def small_bundle(
     folder: Path, *, signed: bool = True, provenance: Mapping[str, Any] | None = None
 ) -> Path:
@@ -17,19 +36,10 @@ def small_bundle(
     staged = folder / "staged"
     (staged / "inductor" / "fxgraph").mkdir(parents=True)
     (staged / "inductor" / "fxgraph" / "g").write_bytes(b"graph")
-    manifest = Manifest(
-        created="2026-01-02T03:04:05Z",
-        flytune="0.1.0",
+    manifest = bare_manifest(
         model={"name": "tiny"},
-        program={},
         policy={"threads": 1},
-        inductor_config={},
         target=Target.here(threads=1).to_json(),
-        software="serving",
-        timed_on=None,
-        coverage={},
-        winners=(),
-        bake={},
         provenance=provenance or {},
     )
     keys = [own_key()] if signed else []

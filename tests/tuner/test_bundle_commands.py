@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from small_bundles import bare_manifest
 
 from flytune.caches.keyring import own_key
-from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
@@ -34,19 +34,11 @@ def make(folder: Path, name: str = "b.tar.zst", **hardware: Any) -> Path:
     (folder / "staged" / "inductor" / "graph").write_bytes(b"graph")
     target = Target.here(threads=1).to_json()
     target["hardware"].update(hardware)
-    manifest = Manifest(
-        created="2026-01-02T03:04:05Z",
-        flytune="0.1.0",
+    manifest = bare_manifest(
         model={"name": "tiny"},
-        program={},
         policy={"env": {"SERVING": "a b"}, "threads": 1},
-        inductor_config={},
         target=target,
-        software="serving",
-        timed_on=None,
-        coverage={},
         winners=({"op": "mm", "backend": "aten"},) * 14,
-        bake={},
     )
     return pack(folder / "staged", manifest, folder / name, keys=[own_key()])
 

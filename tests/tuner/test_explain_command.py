@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from small_bundles import bare_manifest
 
 from flytune.caches.keyring import own_key
-from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.vllm_factors import VllmFactors, program_row
 from flytune.shapes.errors import FlytuneError
@@ -41,19 +41,10 @@ def factors(key: str = KEY, length: int = 512, **shapes: Any) -> VllmFactors:
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., str]:
     def packed(program: dict[str, Any], *, signed: bool = True) -> str:
-        manifest = Manifest(
-            created="2026-01-02T03:04:05Z",
-            flytune="0.1.0",
+        manifest = bare_manifest(
             model={"name": "llama"},
             program=program,
             policy={"env": {"SERVING": "1"}, "inductor": {"max_autotune": True}},
-            inductor_config={},
-            target={"hardware": {}, "software": {}},
-            software="serving",
-            timed_on=None,
-            coverage={},
-            winners=(),
-            bake={},
         )
         (tmp_path / "staged").mkdir()
         path = tmp_path / "b.tar.zst"

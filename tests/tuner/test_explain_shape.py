@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from small_bundles import bare_manifest
 
 from flytune.caches.inductor import Timing, write_timings
-from flytune.caches.manifest import Manifest, sha256_hex
+from flytune.caches.manifest import sha256_hex
 from flytune.caches.packing import pack
 from flytune.caches.records import RECORDS_NAME, Status, TuningRecord, write_records
 from flytune.caches.ties import spread
@@ -78,15 +79,8 @@ def make(tmp_path: Path) -> Callable[..., Path]:
         key = ("mm", "[16, 4096, 1024]", "highest")
         timings = (Timing(*key, name, ms) for name, ms in times)
         write_timings(staged / "inductor", {"hash": "5ystem"}, timings)
-        manifest = Manifest(
-            created="2026-01-02T03:04:05Z",
-            flytune="0.1.0",
+        manifest = bare_manifest(
             model={"name": "tiny"},
-            program={},
-            policy={},
-            inductor_config={},
-            target={"hardware": {}, "software": {}},
-            software="serving",
             timed_on="a device",
             coverage={"missing": missing or {}},
             winners=(
@@ -98,7 +92,6 @@ def make(tmp_path: Path) -> Callable[..., Path]:
                     "modules": ["layers.*.mlp.up_proj", GATE],
                 },
             ),
-            bake={},
         )
         return pack(staged, manifest, tmp_path / "b.tar.zst")
 

@@ -3,29 +3,16 @@
 from collections.abc import Iterable
 
 import pytest
+from small_bundles import bare_manifest
 
 from flytune.caches.lists import lists_of
-from flytune.caches.manifest import Manifest
 from flytune.caches.records import Status, TuningRecord
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner.named_lists import find_lists
 
 UP = GemmShape("mm", 16, 4096, 1024, module="layers.*.mlp.up_proj")
-MANIFEST = Manifest(
-    created="2026-01-02T03:04:05Z",
-    flytune="0.1.0",
-    model={},
-    program={},
-    policy={},
-    inductor_config={},
-    target={"hardware": {}, "software": {}},
-    software="serving",
-    timed_on=None,
-    coverage={},
-    winners=(),
-    bake={},
-)
+MANIFEST = bare_manifest()
 NEAR = "near it: mm (16, 4096, 1024)"
 NOTHING = "it has nothing near"
 UP_PROJ = f"near it: {UP.module}"

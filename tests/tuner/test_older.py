@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from fakes import candidate, library, task
+from small_bundles import bare_manifest
 
 from flytune.caches.columns import Status
 from flytune.caches.host import Part
 from flytune.caches.keyring import own_key
-from flytune.caches.manifest import Manifest
 from flytune.caches.packing import pack
 from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
@@ -54,19 +54,10 @@ def bundle(folder: Path, name: str = "b.tar.zst", **changes: Any) -> Path:
     for result in builds.values() if changes.pop("kernels", True) else ():
         if result.files:
             kernels.keep(result)
-    manifest = Manifest(
-        created="2026-01-02T03:04:05Z",
-        flytune="0.1.0",
+    manifest = bare_manifest(
         model={"name": "tiny"},
-        program={},
-        policy={},
-        inductor_config={},
         target=TARGET.to_json(),
         software="stand-in",
-        timed_on=None,
-        coverage={},
-        winners=(),
-        bake={},
     )
     whole = replace(manifest, **changes)
     return pack(staging, whole, folder / name, keys=[own_key()])

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from small_bundles import bare_manifest
 
 from flytune.caches.host import Part
 from flytune.caches.lists import TunedList, lists_of
@@ -57,19 +58,7 @@ def moved(**software: Part) -> Changes:
 
 def bundle() -> Manifest:
     files = {f"inductor/fxgraph/{n}": FileEntry("0" * 64, 1) for n in range(3)}
-    return Manifest(
-        created="2026-01-02T03:04:05Z",
-        flytune="0.1.0",
-        model={},
-        program={},
-        policy={},
-        inductor_config={},
-        target={"hardware": {}, "software": {}},
-        software="serving",
-        timed_on=None,
-        coverage={},
-        winners=(),
-        bake={},
+    return bare_manifest(
         files=files,
     )
 
