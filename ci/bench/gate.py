@@ -2,9 +2,10 @@
 
 `python ci/bench/gate.py [--quick] [--comparisons 200] [--twins 100] [--slowdowns 100]`
 
-Every tune is a process of its own and times real kernels. Compared is by the very code
-of `flytune check NEW --baseline OLD --retime`: by the times on record, and where those
-decide nothing by timing both winners again. A comparison of a thing with itself that
+Every tune is a process of its own and times real kernels, and is compared with the one
+before it, by the very code of `flytune check NEW --baseline OLD --retime`: by the times
+on record, and where those decide nothing by timing both winners again.
+A comparison of a thing with itself that
 alarms is a false alarm; of them some are of a twin, the winner under another name,
 which is raced whatever the records say. A slowdown is a kernel whose launch waits for
 5 % of its own time, in place of the baseline's winner of one list. Exits with 1 where
@@ -35,7 +36,9 @@ from flytune.tuner.workers import Deadlines, Farm
 TINY = Path(__file__).parents[2] / "tests" / "data" / "tiny-llama.json"
 # Kernels of 0.2 to 2 ms on one core.
 SIZES = {"hidden_size": 2048, "intermediate_size": 1024, "vocab_size": 2000}
-TOKENS = 32
+TOKENS = (32,)
+# Of an accelerator's lists the long ones are of many tokens.
+ACCELERATOR_MODEL, ACCELERATOR_TOKENS = "Llama-3.1-8B", (16, 1024)
 ALLOWED_ALARMS = 1 / 200
 WANTED_FOUND = 0.95
 _TIMES = (Kind.SLOWER, Kind.SLOWER_PASS)
@@ -88,12 +91,7 @@ def _measured(
     lists: int,
     threads: int,
 ) -> list[dict[str, Any]]:
-    model = bench.work / "gate.json"
-    model.write_text(json.dumps({**json.loads(TINY.read_bytes()), **SIZES}))
-    arguments = [
-        *bench.build_arguments(str(model), (TOKENS,)),
-        *("--threads", str(threads)),
-    ]
+    arguments = _arguments(bench, threads)
     first = bench.work / "first"
     build = functools.partial(run_stages, arguments, first)
     built = pieces.unit("build", build, expected_s=120, made=first)
@@ -119,7 +117,7 @@ def _measured(
 
         rows = []
         for at in range(comparisons):
-            pair = baseline(2 * at + 1), baseline(2 * at)
+            pair = baseline(at + 1), baseline(at)
             row = unit(f"same {at}", lambda t, pair=pair: row_of(t.compare(*pair)))
             rows.append({"made": "nothing", **row})
         for kind, share, number in (
@@ -133,6 +131,15 @@ def _measured(
     return rows
 
 
+def _arguments(bench: Bench, threads: int) -> list[str]:
+    if bench.device != "cpu":
+        return bench.build_arguments(ACCELERATOR_MODEL, ACCELERATOR_TOKENS)
+    model = bench.work / "gate.json"
+    model.write_text(json.dumps({**json.loads(TINY.read_bytes()), **SIZES}))
+    arguments = bench.build_arguments(str(model), TOKENS)
+    return [*arguments, "--threads", str(threads)]
+
+
 def _farm(policy: ServingPolicy) -> Farm:
     from flytune.caches.device_profile import live_profile
 
@@ -144,7 +151,7 @@ def _changed(
     work: Path, baseline: Path, at: int, share: float, tuner: Tuner
 ) -> dict[str, Any]:
     """Tune with one kernel changed, and compare."""
-    number = at % len(tuner.tasks)
+    number = at % tuner.long
     tasks = tuner.slower(baseline, number, share)
     new = work / "changed"
     shutil.rmtree(new, ignore_errors=True)

@@ -57,9 +57,8 @@ class Tuner:
         self._policy = ServingPolicy.from_json(first["policy"])
         self._device, self._farm = Device(**first["device"]), farm
         self._store = BuiltKernels(work / BUILT)
-        self.tasks = chosen(
-            pickle.loads((work / TASKS).read_bytes()), first["lists"], lists
-        )
+        every = pickle.loads((work / TASKS).read_bytes())
+        self.tasks, self.long = chosen(every, first["lists"], lists)
         self._built = {
             candidate.choice_hash: self._of_build(candidate.choice_hash, task)
             for task in self.tasks
@@ -186,8 +185,11 @@ class _Workers:
 
 def chosen(
     tasks: Sequence[TuneTask], lists: Sequence[Mapping[str, Any]], most: int
-) -> list[TuneTask]:
-    """Return the first lists with a choice of which a slowdown can be made."""
+) -> tuple[list[TuneTask], int]:
+    """Return the first lists with a choice, and of how many a slowdown can be made.
+
+    Those come first.
+    """
     best = {
         tuple(row["key"]): min(c["us"] for c in row["candidates"] if c["us"])
         for row in lists
@@ -196,9 +198,11 @@ def chosen(
     for task in tasks:
         offered = task.offered
         key = (offered.op, offered.inputs_key, offered.precision)
-        if best.get(key, 0.0) >= LEAST_US:
+        if key in best:
             found.setdefault(key, task)
-    return list(found.values())[:most]
+    ordered = sorted(found, key=lambda key: best[key] < LEAST_US)
+    long = sum(us >= LEAST_US for key, us in best.items() if key in found)
+    return [found[key] for key in ordered[:most]], min(most, long)
 
 
 def winner_of(lists: Sequence[TunedList], task: TuneTask) -> str:

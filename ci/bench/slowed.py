@@ -7,6 +7,7 @@ of nothing it is a twin: the same work under another name.
 import json
 import math
 import pickle
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,21 +25,78 @@ class Slowed:
 
     def __init__(self, request: bytes, share: float) -> None:
         self._request, self._share = request, share
+        self.module_path = ""
+        """Set where the kernel's module is another copy than its request names."""
 
     @property
     def has_out_variant(self) -> bool:
         """As the request's inside."""
-        return bool(pickle.loads(self._request).has_out_variant)
+        return bool(getattr(pickle.loads(self._request), "has_out_variant", True))
+
+    @property
+    def module_cache_key(self) -> Any:
+        """As the request's inside."""
+        return pickle.loads(self._request).module_cache_key
+
+    @property
+    def kernel_name(self) -> Any:
+        """As the request's inside."""
+        return pickle.loads(self._request).kernel_name
 
     def make_run_fn(self, *tensors: Any, out: Any) -> Callable[[], Any]:
         """Return the launch."""
-        launch: Callable[[], Any] = pickle.loads(self._request).make_run_fn(
-            *tensors, out=out
-        )
+        request = pickle.loads(self._request)
+        if self.module_path:
+            request.module_path = self.module_path
+        launch: Callable[[], Any] = request.make_run_fn(*tensors, out=out)
         if not self._share:
             return launch
+        if getattr(out, "is_cuda", False):
+            return followed(launch, self._share)
         empty = waiting(lambda: None, 0.0, 0.0)
         return waiting(launch, self._share, _least_ns(empty))
+
+
+def followed(launch: Callable[[], Any], share: float) -> Callable[[], Any]:
+    """Return a launch that a kernel of an accelerator follows, which waits for a share.
+
+    The host's clock does not see how long a launch takes there: both are measured, with
+    what a second kernel takes by itself, which is part of the wait.
+    """
+    import torch
+
+    sleep: Callable[[int], None] = torch.cuda._sleep
+    few, many = 20_000, 220_000
+    cycle_us = (_device_us(lambda: sleep(many)) - _device_us(lambda: sleep(few))) / (
+        many - few
+    )
+
+    def pair(cycles: int) -> Any:
+        result = launch()
+        sleep(cycles)
+        return result
+
+    own_us = _device_us(launch)
+    empty_us = _device_us(lambda: pair(1)) - own_us
+    cycles = max(1, round((own_us * share - empty_us) / cycle_us))
+    return lambda: pair(cycles)
+
+
+def _device_us(launch: Callable[[], Any]) -> float:
+    """Return what a launch takes on the device, of many in a row."""
+    import torch
+
+    times, number = [], 20
+    for _ in range(7):
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(number):
+            launch()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / number)
+    return statistics.median(times)
 
 
 def waiting(
