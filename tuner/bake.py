@@ -119,7 +119,7 @@ def bake(
             hits = number > (2 if descends else 1)
             how = {"again": hits, "variants": hits}
             results = [
-                _run(plan, policy, cache_dir, number, options.search, **how)
+                _run(plan, policy, cache_dir, number, options.space, **how)
                 for policy in policies
             ]
             work = passes.add(*results)
@@ -202,7 +202,7 @@ def _precompile(
     """Store Dynamo's entries; return the guards that they lack."""
     number = len(passes.work) + 1
     how = {"again": False, "variants": True, "precompile": True}
-    result = _run(plan, plan.policy, cache_dir, number, options.search, **how)
+    result = _run(plan, plan.policy, cache_dir, number, options.space, **how)
     work = _words(passes.add(result)) or "nothing else to do"
     dropped = tuple(result["dropped_guards"])
     progress.say(
@@ -217,12 +217,12 @@ def _run(
     policy: ServingPolicy,
     cache_dir: Path,
     number: int,
-    search: str,
+    space: str,
     **how: bool,
 ) -> dict[str, Any]:
     """Run the program once; `how` is as for `session.run`."""
     if isinstance(plan.program, CommandSpec):
-        return run_pass(plan, plan.program, policy, cache_dir, number, search)
+        return run_pass(plan, plan.program, policy, cache_dir, number, space)
     assert plan.program is not None, "nothing else is baked"
     result_path = plan.work / f"bake-{number}.json"
     request = {
@@ -230,7 +230,7 @@ def _run(
         "policy": policy.to_json(),
         "seed": BAKE_SEED,
         **how,
-        "search": search.upper(),
+        "search": space,
         "keep_descents": number > 1 and plan.profile is not None,
     }
     env = clean_environment(policy, cache_dir)

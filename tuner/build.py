@@ -240,7 +240,7 @@ def _enumerate(
         what = "vLLM's engine" if isinstance(plan.program, VllmSpec) else "the command"
         progress.say(f"enumerate: running {what} to list its candidates")
         start().warm()
-        return list_command(plan, plan.program, options.search)
+        return list_command(plan, plan.program, options.space)
     path = plan.work / _LISTS
     if not path.exists():
         what = "the program" if plan.program is not None else "each shape by itself"
@@ -249,7 +249,7 @@ def _enumerate(
             absent = _absent(plan)
             request: dict[str, Any] = {
                 "policy": plan.policy.to_json(),
-                "search": options.search.upper(),
+                "search": options.space,
                 "profile": None if absent is None else absent.to_json(),
                 "shapes": [shape.to_row() for shape in plan.shapes],
             }

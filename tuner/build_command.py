@@ -102,10 +102,11 @@ T = TypeVar("T")
 )
 @click.option(
     "--search",
-    type=click.Choice(["default", "exhaustive"]),
+    type=click.Choice(["default", "smart", "exhaustive"]),
     default="default",
     show_default=True,
-    help="Which of Inductor's lists of candidates to tune.",
+    help="Which of Inductor's lists of candidates to tune: the default ones, all of "
+    "the exhaustive ones, or the tenth of those that a model of cost names.",
 )
 @click.option(
     "--backends",

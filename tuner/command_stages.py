@@ -29,7 +29,7 @@ TIMINGS = "timings.json"
 _PROBE = "flytune.tuner.command_probe"
 
 
-def list_command(plan: "Plan", spec: CommandSpec, search: str) -> Enumeration:
+def list_command(plan: "Plan", spec: CommandSpec, space: str) -> Enumeration:
     """Run a command once and return the lists that its processes were offered.
 
     What it compiles meanwhile is thrown away.
@@ -45,7 +45,7 @@ def list_command(plan: "Plan", spec: CommandSpec, search: str) -> Enumeration:
         env["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
         watch = Watch(
             policy=plan.policy,
-            search=search.upper(),
+            search=space,
             also=(_PROBE,),
             flydsl=uses_flydsl(plan.policy),
         )
@@ -60,7 +60,7 @@ def run_pass(
     policy: ServingPolicy,
     cache_dir: Path,
     number: int,
-    search: str,
+    space: str,
 ) -> dict[str, Any]:
     """Run a command in the bake's directory; return a result as a session's.
 
@@ -70,7 +70,7 @@ def run_pass(
     timings = plan.work / TIMINGS
     watch = Watch(
         policy=policy,
-        search=search.upper(),
+        search=space,
         keep_descents=number > 1 and plan.profile is not None,
         timings=timings if timings.exists() else None,
     )

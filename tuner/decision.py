@@ -128,6 +128,30 @@ def decide(
     Raises:
         FlytuneError: no candidate survived.
     """
+    records = judged(task, builds, results, last)
+    if not any(record.winner for record in records):
+        raise none_survived(task, records)
+    return Decision(task, records)
+
+
+def none_survived(task: TuneTask, records: Iterable[TuningRecord]) -> FlytuneError:
+    """Return the error of a list without a winner, with what became of the rest."""
+    reasons = sorted({f"{r.status}: {r.reason}" for r in records if r.reason})
+    where = f"{task.shape} at {task.modules[0]}"
+    return FlytuneError(f"no candidate survived for {where}: {'; '.join(reasons)}")
+
+
+def judged(
+    task: TuneTask,
+    builds: Sequence[BuildResult],
+    results: Sequence[RunResult],
+    last: str = "",
+) -> tuple[TuningRecord, ...]:
+    """Return a record of each candidate; none is the winner where none survived.
+
+    Args:
+        last: As for `choose`.
+    """
     by_hash = {r.choice_hash: r for r in results}
     survivors = [
         c
@@ -135,25 +159,15 @@ def decide(
         if by_hash[c.choice_hash].status is Status.OK
         and not by_hash[c.choice_hash].beaten
     ]
-    untried = all(r.status is Status.UNSUPPORTED for r in results)
-    if not survivors and not untried:
-        reasons = sorted({f"{r.status}: {r.reason}" for r in results})
-        raise FlytuneError(
-            f"no candidate survived for {task.shape} at {task.modules[0]}: "
-            f"{'; '.join(reasons)}"
-        )
     samples = {r.choice_hash: r.samples_us for r in results if r.samples_us}
-    winner = (
-        min(task.offered.candidates, key=fixed_order)
-        if untried
-        else choose(survivors, samples, last)
-    )
-    return Decision(
-        task,
-        tuple(
-            _record(task, candidate, build, by_hash[candidate.choice_hash], winner)
-            for candidate, build in zip(task.offered.candidates, builds, strict=True)
-        ),
+    winner = None
+    if survivors:
+        winner = choose(survivors, samples, last)
+    elif all(r.status is Status.UNSUPPORTED for r in results):
+        winner = min(task.offered.candidates, key=fixed_order)
+    return tuple(
+        _record(task, candidate, build, by_hash[candidate.choice_hash], winner)
+        for candidate, build in zip(task.offered.candidates, builds, strict=True)
     )
 
 

@@ -82,7 +82,7 @@ class BuildOptions:
     target_env: Path | None = None
     """The environment that will serve: this one must be the same."""
     search: str = "default"
-    """"default" or "exhaustive"."""
+    """"default", "exhaustive", or "smart": some of the exhaustive list."""
     backends: tuple[str, ...] | None = None
     """Of an accelerator, as Inductor names them; None: all that the vendor has."""
     ops: tuple[str, ...] = ("gemm",)
@@ -106,6 +106,11 @@ class BuildOptions:
     def whose(self) -> tuple[str, ...]:
         """The words of what stands for a model, where none is named."""
         return () if self.model or self.by_hand else self.bake_cmd or self.vllm
+
+    @property
+    def space(self) -> str:
+        """Inductor's name of the lists, `max_autotune_gemm_search_space`."""
+        return "DEFAULT" if self.search == "default" else "EXHAUSTIVE"
 
     @property
     def runs_nothing(self) -> bool:

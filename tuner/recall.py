@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,33 @@ TRANSIENT = frozenset({Status.TIMEOUT, Status.OUT_OF_MEMORY})
 _Key = tuple[str | None, str | None, str | None, str]
 
 
+@dataclass
+class _Wave:
+    """What became of one wave of a list's search; the latest row of each candidate."""
+
+    of: int
+    """How many rows it has when it is whole."""
+    records: dict[str, TuningRecord] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.records) == self.of
+
+
 class Recall:
     """Stored decisions: of this build's journal first, then of an older bundle."""
 
-    def __init__(self, journal: Journal, older: Iterable[TuningRecord]) -> None:
+    def __init__(
+        self, journal: Journal, older: Iterable[TuningRecord], device: str = ""
+    ) -> None:
+        """Read what there is.
+
+        Args:
+            device: The product that is timed on: other builds may learn of it.
+        """
         self._journal = journal
+        if device and not journal.entries("device"):
+            journal.add_all([("device", {"name": device})])
         self._own: dict[str, list[TuningRecord]] = {}
         self.unreadable = 0
         """Entries that are no record of this version, and are passed over."""
@@ -34,12 +56,36 @@ class Recall:
                 self._own.setdefault(entry["list"], []).append(record)
             except (FlytuneError, KeyError, TypeError):
                 self.unreadable += 1
+        self._tried: dict[str, dict[int, _Wave]] = {}
+        for entry in journal.entries("tried"):
+            try:
+                record = TuningRecord.from_row(entry["row"])
+                waves = self._tried.setdefault(entry["list"], {})
+                wave = waves.setdefault(entry["wave"], _Wave(entry["of"]))
+                wave.records[record.choice_hash] = record
+            except (FlytuneError, KeyError, TypeError):
+                self.unreadable += 1
         self._older: dict[_Key, list[TuningRecord]] = {}
         for record in older:
             key = (record.inductor_op, record.inputs_key, record.precision)
             # When another build decided it says nothing in this one.
             moved = replace(record, at_s=None)
             self._older.setdefault((*key, record.module), []).append(moved)
+
+    def tried(self, task: TuneTask) -> list[tuple[TuningRecord, ...]]:
+        """Return the waves of a list's search that are whole, in their order."""
+        waves = self._tried.get(list_id(task), {})
+        whole: list[tuple[TuningRecord, ...]] = []
+        while (wave := waves.get(len(whole))) is not None and wave.is_whole:
+            whole.append(tuple(wave.records.values()))
+        return whole
+
+    def keep_tried(
+        self, task: TuneTask, wave: int, records: Sequence[TuningRecord]
+    ) -> None:
+        """Write what became of one wave of a list's search to the journal."""
+        more = {"list": list_id(task), "wave": wave, "of": len(records)}
+        self._journal.add_all(("tried", {**more, "row": r.to_row()}) for r in records)
 
     @property
     def ceilings(self) -> dict[str, Any]:

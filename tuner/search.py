@@ -20,9 +20,16 @@ from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import Recall
 from flytune.tuner.recorded_runner import RecordedRunner, only, untimed
+from flytune.tuner.smart.cost_model import Observed
+from flytune.tuner.smart.earlier import earlier_builds, measured
+from flytune.tuner.smart.limits import Limits
+from flytune.tuner.smart.waves import SmartSearch
 from flytune.tuner.timed_device import device_of
 from flytune.tuner.upgrade import Known, Upgrade, settled
 from flytune.tuner.work import StartFarm, Work
+
+SMART = "smart"
+"""The search that tries some of an exhaustive list."""
 
 
 class Searched(NamedTuple):
@@ -54,7 +61,8 @@ def search(
     Raises:
         FlytuneError: a list has no candidate that survives, or Ray cannot be had.
     """
-    recall = Recall(journal, older)
+    older = tuple(older)
+    recall = Recall(journal, older, device_of(plan).name)
     alone = [t for t in tasks if len(t.offered.candidates) == 1]
     choices = [t for t in tasks if len(t.offered.candidates) > 1]
     decided = {task.offered.key: lone(task) for task in alone}
@@ -72,7 +80,9 @@ def search(
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
     if waiting:
         work = Work(start(), plan, options, progress, quarantine)
-        for decision in _decisions(work, waiting, upgrade, progress):
+        smart = _smart(plan, options, older)
+        more = (upgrade, smart, recall, progress)
+        for decision in _decisions(work, waiting, *more):
             recall.keep(decision)
             decided[decision.task.offered.key] = decision
         recall.keep_ceilings(work.ceilings(waiting))
@@ -80,8 +90,26 @@ def search(
     return Searched(decisions, recall.ceilings)
 
 
+def _smart(
+    plan: Plan, options: BuildOptions, older: Iterable[TuningRecord]
+) -> SmartSearch | None:
+    """Return the search of lists that are not tried whole; None where all are."""
+    # A CPU's lists are short.
+    if options.search != SMART or plan.profile is None:
+        return None
+    limits, device = Limits.of(plan.profile), device_of(plan).name
+    builds = (*older, *earlier_builds(options.work, plan.work, device))
+    earlier = (*measured(), *(Observed(record, limits) for record in builds))
+    return SmartSearch(limits, earlier)
+
+
 def _decisions(
-    work: Work, tasks: Sequence[TuneTask], upgrade: Upgrade | None, progress: Progress
+    work: Work,
+    tasks: Sequence[TuneTask],
+    upgrade: Upgrade | None,
+    smart: SmartSearch | None,
+    recall: Recall,
+    progress: Progress,
 ) -> Iterator[Decision]:
     """Yield a decision for every list; what is known of an upgrade comes first."""
     known = [] if upgrade is None else list(filter(None, map(upgrade.known, tasks)))
@@ -91,11 +119,18 @@ def _decisions(
         for decision in _of_fronts(work, known, upgrade, progress):
             done.add(decision.task.offered.key)
             yield decision
-    if left := [task for task in tasks if task.offered.key not in done]:
-        for timed in work.timed(left):
-            before = last.get(timed.task.offered.key, "")
-            decision = decide(*timed, last=before)
-            yield decision.decided_at(progress.elapsed_s)
+    left = [task for task in tasks if task.offered.key not in done]
+    if not left:
+        return
+    if smart is not None:
+        found = smart.decisions(left, work.timed, recall, progress.say, last)
+    else:
+        found = (
+            decide(*timed, last=last.get(timed.task.offered.key, ""))
+            for timed in work.timed(left)
+        )
+    for decision in found:
+        yield decision.decided_at(progress.elapsed_s)
 
 
 def _of_fronts(

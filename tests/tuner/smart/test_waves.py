@@ -1,0 +1,202 @@
+"""Searches of lists whose costs are known, by who remembers what was asked."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import library, offered, task_of
+from long_lists import BEST, BEST_US, H200, Device, long_list, observed, triton
+
+from flytune.caches.columns import Status
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.candidate import ATEN, TuneTask
+from flytune.tuner.decision import Decision
+from flytune.tuner.journal import Journal
+from flytune.tuner.overlap import Timed
+from flytune.tuner.recall import Recall
+from flytune.tuner.smart.cost_model import Observed
+from flytune.tuner.smart.limits import REGISTERS, SHARED_MEMORY
+from flytune.tuner.smart.list_search import MODEL, SHARE, SHORT, WAVES
+from flytune.tuner.smart.waves import SmartSearch, Time
+
+
+def decisions(
+    tasks: Sequence[TuneTask],
+    time: Time,
+    folder: Path,
+    seed: int = 0,
+    last: dict[tuple[str, str, str, tuple[str, ...]], str] | None = None,
+    earlier: Sequence[Observed] = (),
+) -> list[Decision]:
+    search = SmartSearch(H200, earlier, seed=seed)
+    with Journal(folder / "journal.jsonl") as journal:
+        recall = Recall(journal, ())
+        found = search.decisions(tasks, time, recall, lambda _: None, last or {})
+        return list(found)
+
+
+def test_a_tenth_finds_the_best_and_says_why_the_rest_was_left_out(
+    tmp_path: Path,
+) -> None:
+    task, device = long_list(), Device()
+    earlier = observed(long_list(n=8192))
+    (decision,) = decisions([task], device.time, tmp_path, earlier=earlier)
+    assert decision.winner.choice_hash == BEST
+    number = len(task.offered.candidates)
+    assert len(device.compiled()) <= SHARE * number
+    assert len(decision.records) == number
+    left = [r for r in decision.records if r.pruned_by == MODEL]
+    assert all(r.median_us is None and r.status is Status.OK for r in left)
+    assert all(r.predicted_us for r in left)
+    over = [r for r in decision.records if r.pruned_by in (SHARED_MEMORY, REGISTERS)]
+    assert {r.status for r in over} == {Status.OVER_RESOURCES}
+    assert all(r.reason and "not compiled" in r.reason for r in over)
+    tried = len(device.compiled()) + 1
+    assert len(left) + len(over) + tried == number
+
+
+def test_where_nothing_is_known_it_comes_close(tmp_path: Path) -> None:
+    device = Device()
+    (decision,) = decisions([long_list()], device.time, tmp_path)
+    assert (decision.winner.median_us or 0.0) <= 1.15 * BEST_US
+    assert decision.winner.choice_hash not in device.asked[0]
+
+
+def test_the_library_and_every_template_are_timed(tmp_path: Path) -> None:
+    base = long_list()
+    odd = triton(16, 32, 32, 2, 2, template="another")
+    task = task_of(replace(base.offered, candidates=(*base.offered.candidates, odd)))
+    device = Device()
+    (decision,) = decisions([task], device.time, tmp_path)
+    assert {"library", odd.choice_hash} <= set(device.asked[0])
+    assert {r.template for r in decision.records if r.median_us} == {
+        "mm",
+        "triton_mm",
+        "another",
+    }
+
+
+def test_the_leaders_race_again_and_the_last_race_decides(tmp_path: Path) -> None:
+    device = Device()
+    (decision,) = decisions([long_list()], device.time, tmp_path)
+    assert len(device.asked) <= len(WAVES)
+    assert decision.winner.choice_hash in device.asked[-1]
+    racing = [r for r in decision.records if r.median_us and not r.pruned_by]
+    assert {r.choice_hash for r in racing} <= set(device.asked[-1])
+
+
+def test_a_short_list_is_tried_whole(tmp_path: Path) -> None:
+    candidates = [library(), *(triton(16, 32, 32, s, 4) for s in range(2, SHORT // 2))]
+    device = Device()
+    (decision,) = decisions([task_of(offered(candidates))], device.time, tmp_path)
+    assert len(device.asked) == 1
+    assert all(r.median_us for r in decision.records)
+
+
+def test_a_seed_decides_what_is_tried_at_random(tmp_path: Path) -> None:
+    asked = []
+    for number, seed in enumerate((0, 0, 1)):
+        folder, device = tmp_path / str(number), Device()
+        folder.mkdir()
+        decisions([long_list()], device.time, folder, seed=seed)
+        asked.append(device.asked)
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_lists_learn_of_each_other(tmp_path: Path) -> None:
+    tasks, device = [long_list(n=2048 * at) for at in range(1, 6)], Device()
+    found = decisions(tasks, device.time, tmp_path)
+    assert len(found) == len(tasks)
+    best = {decision.winner.choice_hash for decision in found}
+    assert best == {BEST}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_search_does_no_wave_again(tmp_path: Path) -> None:
+    tasks = [long_list(), long_list(n=8192)]
+    whole = Device()
+    (tmp_path / "whole").mkdir()
+    expected = decisions(tasks, whole.time, tmp_path / "whole")
+    device = Device()
+
+    def until(tasks: Sequence[TuneTask]) -> Iterator[Timed]:
+        if len(device.asked) >= len(whole.asked) - 1:
+            raise Interrupted
+        for one in device.time(tasks):
+            yield one
+            # The second list of the second wave is lost with the driver.
+            if len(device.asked) == 3:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        decisions(tasks, until, tmp_path)
+    before = list(device.asked)
+    again = Device()
+    found = decisions(tasks, again.time, tmp_path)
+    assert [*before, *again.asked][: len(before)] == whole.asked[: len(before)]
+    assert again.asked == whole.asked[len(before) :]
+    assert {d.winner.choice_hash for d in found} == {
+        d.winner.choice_hash for d in expected
+    }
+
+
+def test_a_torn_wave_is_done_again(tmp_path: Path) -> None:
+    device = Device()
+    decisions([long_list()], device.time, tmp_path)
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    first = [line for line in lines if b'"wave": 0' in line]
+    path.write_bytes(b"".join(first[:-1]))
+    again = Device()
+    decisions([long_list()], again.time, tmp_path)
+    assert again.asked == device.asked
+
+
+def test_candidates_that_die_cost_their_place_alone(tmp_path: Path) -> None:
+    task = long_list()
+    best = BEST
+    device = Device(failing=frozenset({best}))
+    earlier = observed(long_list(n=8192))
+    (decision,) = decisions([task], device.time, tmp_path, earlier=earlier)
+    assert decision.winner.choice_hash != best
+    found = {r.choice_hash: r for r in decision.records}
+    assert found[best].status is Status.FAULT
+    assert found[best].reason == "it died"
+
+
+def test_a_list_of_which_nothing_survives_is_an_error(tmp_path: Path) -> None:
+    task = long_list()
+    everyone = frozenset(c.choice_hash for c in task.offered.candidates)
+    with pytest.raises(FlytuneError, match=r"no candidate survived.*it died"):
+        decisions([task], Device(failing=everyone).time, tmp_path)
+
+
+def test_lists_that_try_the_same_are_timed_once(tmp_path: Path) -> None:
+    few = [library(), triton(16, 32, 32, 2, 4), triton(16, 32, 32, 3, 4)]
+    over = triton(256, 256, 128, 4, 8)
+    first, second = task_of(offered(few)), task_of(offered([*reversed(few), over]))
+    device = Device()
+    found = decisions([first, second], device.time, tmp_path)
+    assert len(device.asked) == 1
+    assert len({d.winner.choice_hash for d in found}) == 1
+    assert [len(d.records) for d in found] == [3, 4]
+
+
+def test_a_tie_goes_to_the_winner_of_before(tmp_path: Path) -> None:
+    few = [library(), triton(64, 64, 128, 4, 4), triton(64, 64, 128, 4, 4, name="b")]
+    task = task_of(offered(few))
+    (alone,) = decisions([task], Device().time, tmp_path)
+    (tmp_path / "again").mkdir()
+    last = {task.offered.key: "b"}
+    (kept,) = decisions([task], Device().time, tmp_path / "again", last=last)
+    assert kept.winner.choice_hash == "b" != alone.winner.choice_hash
+
+
+def test_the_library_alone_is_no_compilation(tmp_path: Path) -> None:
+    task = task_of(offered([library("one"), library("two")]))
+    (decision,) = decisions([task], Device().time, tmp_path)
+    assert {r.backend for r in decision.records} == {ATEN}

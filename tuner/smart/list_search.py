@@ -1,0 +1,246 @@
+"""The search of one list: what each of its waves tries, and what came of it all."""
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from flytune.caches.columns import Status
+from flytune.caches.records import TuningRecord
+from flytune.tuner.candidate import ATEN, TuneTask
+from flytune.tuner.decision import Decision, untimed_record
+from flytune.tuner.recall import list_id
+from flytune.tuner.smart.cost_model import CostModel
+from flytune.tuner.smart.geometry import Geometry, geometry_of
+from flytune.tuner.smart.limits import Limits, excess
+from flytune.tuner.smart.neighbours import Neighbours, kernel_of
+
+SHARE = 0.1
+"""Of a list's candidates, that is compiled at most."""
+SHORT = 32
+"""Candidates of a list that is tried whole."""
+WAVES = (0.5, 0.3, 0.2)
+"""The part of that share that each wave takes."""
+MODEL = "model"
+"""The value of `pruned_by` of what the model expects to be slower."""
+RACE = "race"
+_MOST_LEADERS = 8
+_AT_RANDOM = 0.1
+_OF_NEIGHBOURS = 0.25
+# The model may well be wrong by so much about the best of what is left.
+_HOPELESS = 1.3
+
+
+def _geometry(record: TuningRecord) -> Geometry | None:
+    return geometry_of(record.backend, record.config)
+
+
+class ListSearch:
+    """One list, of which a wave after another is tried."""
+
+    def __init__(
+        self, task: TuneTask, limits: Limits, *, share: float = SHARE, seed: int = 0
+    ) -> None:
+        """Leave out what the device cannot hold.
+
+        Args:
+            share: Of the candidates, that may be compiled.
+            seed: Of what is tried at random.
+        """
+        self.task = task
+        self.tried: dict[str, TuningRecord] = {}
+        """What became of each candidate at last."""
+        self._told: list[tuple[TuningRecord, ...]] = []
+        self._seed = f"{seed} {list_id(task)}"
+        self._blank = {
+            c.choice_hash: untimed_record(task, c) for c in task.offered.candidates
+        }
+        self._over = {}
+        for name, record in self._blank.items():
+            rule, words = excess(record, _geometry(record), limits)
+            if rule:
+                self._over[name] = (rule, words)
+        number = len(self._blank)
+        self._is_short = number <= SHORT
+        self._most = number if self._is_short else max(1, math.floor(share * number))
+        self._predicted: dict[str, float] = {}
+        self._factor = 1.0
+        self._race: tuple[str, ...] = ()
+        self._winner: str | None = None
+
+    @property
+    def waves(self) -> int:
+        """How many there have been."""
+        return len(self._told)
+
+    def known(self, waves: int) -> Iterator[TuningRecord]:
+        """Yield what became of each candidate in the first so many waves."""
+        told = self._told[:waves]
+        yield from {r.choice_hash: r for some in told for r in some}.values()
+
+    @property
+    def compiled(self) -> int:
+        """How many candidates were tried that are no library's."""
+        return sum(record.backend != ATEN for record in self.tried.values())
+
+    def next(self, model: CostModel, neighbours: Neighbours) -> tuple[str, ...]:
+        """Return the hashes of the next wave, the leaders so far among them.
+
+        Nothing is left to try where the list is short, its share spent, or what remains
+        is expected to be much slower.
+        """
+        left = {n: r for n, r in self._blank.items() if self._is_left(n)}
+        room = self._room()
+        if not left or room < 1 or self._is_untimed():
+            return ()
+        if self._is_short:
+            return tuple(left)
+        self._predict(model, left)
+        if self.waves and self._is_hopeless(left):
+            return ()
+        first = (
+            self._nearest(left, room)
+            if self.waves
+            else self._firsts(left, neighbours, room)
+        )
+        picks = dict.fromkeys(first)
+        for name in self._by_prediction(left, room):
+            if self._cost(picks) >= room:
+                break
+            picks[name] = None
+        return (*self.leaders(), *picks)
+
+    def told(self, records: Sequence[TuningRecord]) -> None:
+        """Learn what became of a wave, its winner marked if it has one."""
+        self._told.append(tuple(records))
+        for record in records:
+            name = record.choice_hash
+            us = self._predicted.get(name, record.predicted_us)
+            self.tried[name] = replace(record, predicted_us=us, winner=False)
+        survivors = [r for r in records if r.status is Status.OK and not r.pruned_by]
+        if winner := next((r.choice_hash for r in records if r.winner), None):
+            survivors.sort(key=lambda r: r.median_us or math.inf)
+            names = [winner, *(r.choice_hash for r in survivors)]
+            self._winner, self._race = winner, tuple(dict.fromkeys(names))
+        else:
+            self._winner, self._race = None, ()
+
+    def leaders(self) -> tuple[str, ...]:
+        """Return the hashes of those that race again, the winner so far first."""
+        return self._race[:_MOST_LEADERS]
+
+    def decision(self) -> Decision | None:
+        """Return the decision; None where nothing that was tried has survived."""
+        if self._winner is None:
+            return None
+        return Decision(self.task, tuple(map(self._record, self._blank)))
+
+    def _record(self, name: str) -> TuningRecord:
+        if (tried := self.tried.get(name)) is not None:
+            lost = tried.status is Status.OK and name not in self._race
+            rule = tried.pruned_by or (RACE if lost else None)
+            return replace(tried, pruned_by=rule, winner=name == self._winner)
+        blank = self._blank[name]
+        if name in self._over:
+            rule, words = self._over[name]
+            return replace(
+                blank,
+                status=Status.OVER_RESOURCES,
+                reason=f"not compiled: {words}",
+                pruned_by=rule,
+            )
+        return replace(blank, predicted_us=self._expected(name), pruned_by=MODEL)
+
+    def _is_left(self, name: str) -> bool:
+        return name not in self.tried and name not in self._over
+
+    def _is_untimed(self) -> bool:
+        """Whether the device cannot time the list at all."""
+        return bool(self.waves) and all(r.median_us is None for r in self._last())
+
+    def _last(self) -> Iterator[TuningRecord]:
+        return (self.tried[name] for name in self._race)
+
+    def _room(self) -> int:
+        """Return how many compilations the next wave may take."""
+        if self._is_short:
+            return self._most
+        if self.waves >= len(WAVES):
+            return 0
+        until = round(sum(WAVES[: self.waves + 1]) * self._most)
+        return until - self.compiled
+
+    def _cost(self, names: Mapping[str, None]) -> int:
+        return sum(self._blank[name].backend != ATEN for name in names)
+
+    def _firsts(
+        self, left: Mapping[str, TuningRecord], neighbours: Neighbours, room: int
+    ) -> list[str]:
+        """Return the libraries', each template's best, and what won nearby."""
+        picks = [name for name, record in left.items() if record.backend == ATEN]
+        best: dict[object, str] = {}
+        for name in sorted(left, key=self._predicted_or_last):
+            best.setdefault((left[name].backend, left[name].template), name)
+        picks += best.values()
+        by_kernel = {kernel_of(record): name for name, record in left.items()}
+        some = next(iter(left.values()))
+        near = [by_kernel[k] for k in neighbours.of(some) if k in by_kernel]
+        return [*picks, *near[: math.floor(_OF_NEIGHBOURS * room)]]
+
+    def _nearest(self, left: Mapping[str, TuningRecord], room: int) -> list[str]:
+        """Return what is least unlike the leader: the model may not see that far."""
+        leader = kernel_of(self.tried[self._race[0]])
+        if leader is None:
+            return []
+        steps = {
+            name: leader[2].steps_to(kernel[2])
+            for name, record in left.items()
+            if (kernel := kernel_of(record)) is not None and kernel[:2] == leader[:2]
+        }
+        ordered = sorted(steps, key=lambda n: (steps[n], self._predicted_or_last(n)))
+        return ordered[: math.floor(_OF_NEIGHBOURS * room)]
+
+    def _by_prediction(
+        self, left: Mapping[str, TuningRecord], room: int
+    ) -> Iterator[str]:
+        """Yield candidates, the fastest by prediction first, but some at random.
+
+        Without a prediction all are at random.
+        """
+        dice = random.Random(f"{self._seed} {self.waves}")
+        names = list(left)
+        dice.shuffle(names)
+        ordered = sorted(names, key=self._predicted_or_last)
+        at_random = math.floor(_AT_RANDOM * room)
+        yield from ordered[: room - at_random]
+        yield from names[:at_random]
+        yield from ordered
+
+    def _predicted_or_last(self, name: str) -> float:
+        return self._predicted.get(name, math.inf)
+
+    def _predict(self, model: CostModel, left: Mapping[str, TuningRecord]) -> None:
+        if not model.knows:
+            return
+        known = {n: r for n, r in left.items() if _geometry(r) is not None}
+        # What has no parameters is not predicted: it comes with the firsts.
+        predicted = model.predict_us(list(known.values()))
+        self._predicted |= dict(zip(known, predicted, strict=True))
+        pairs = [
+            (record.median_us, self._predicted[name])
+            for name, record in self.tried.items()
+            if record.median_us is not None and name in self._predicted
+        ]
+        if pairs:
+            logs = [math.log(us / said) for us, said in pairs]
+            self._factor = math.exp(statistics.median(logs))
+
+    def _expected(self, name: str) -> float | None:
+        us = self._predicted.get(name)
+        return None if us is None else us * self._factor
+
+    def _is_hopeless(self, left: Mapping[str, TuningRecord]) -> bool:
+        expected = [us for name in left if (us := self._expected(name)) is not None]
+        fastest = min((r.median_us for r in self._last() if r.median_us), default=0.0)
+        return bool(fastest) and min(expected, default=0.0) > _HOPELESS * fastest

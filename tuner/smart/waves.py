@@ -1,0 +1,139 @@
+"""Smart search of many lists: each has a wave built and timed, and all learn of it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from flytune.caches.records import TuningRecord
+from flytune.caches.words import counted
+from flytune.tuner.candidate import TuneTask
+from flytune.tuner.decision import Decision, judged, none_survived
+from flytune.tuner.overlap import Timed
+from flytune.tuner.recall import Recall
+from flytune.tuner.recorded_runner import only
+from flytune.tuner.smart.cost_model import CostModel, Observed
+from flytune.tuner.smart.limits import Limits
+from flytune.tuner.smart.list_search import SHARE, ListSearch
+from flytune.tuner.smart.neighbours import Neighbours
+
+ListKey = tuple[str, str, str, tuple[str, ...]]
+"""As `CandidateList.key`."""
+Time = Callable[[Sequence[TuneTask]], Iterable[Timed]]
+"""Builds and times lists, in no order."""
+
+
+class SmartSearch:
+    """Tries the candidates of lists in waves.
+
+    For a seed, and the same knowledge and times, it tries the same candidates.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        earlier: Iterable[Observed] = (),
+        *,
+        share: float = SHARE,
+        seed: int = 0,
+    ) -> None:
+        """Begin with what is known.
+
+        Args:
+            limits: Of the device that is timed on.
+            earlier: What other builds have timed.
+            share: Of a list's candidates, that may be compiled.
+            seed: Of what is tried at random, and of the model.
+        """
+        self._limits, self._earlier = limits, tuple(earlier)
+        self._share, self._seed = share, seed
+
+    def decisions(
+        self,
+        tasks: Sequence[TuneTask],
+        time: Time,
+        recall: Recall,
+        say: Callable[[str], None],
+        last: Mapping[ListKey, str],
+    ) -> Iterator[Decision]:
+        """Yield a decision for every list, in no order.
+
+        Args:
+            recall: Holds the waves that are done; one that an interrupted build has
+                done is not done again.
+            last: By a list's key the winner of an older bundle, which a tie goes to.
+
+        Raises:
+            FlytuneError: a list has no candidate that survives.
+        """
+        searches = [
+            ListSearch(task, self._limits, share=self._share, seed=self._seed)
+            for task in tasks
+        ]
+        for search in searches:
+            for wave in recall.tried(search.task):
+                search.told(wave)
+        under_way = searches
+        while under_way:
+            waves = min(search.waves for search in under_way)
+            due = [search for search in under_way if search.waves == waves]
+            chosen = self._chosen(searches, due, waves)
+            ended = [search for search in due if search not in chosen]
+            yield from map(_decided, ended)
+            under_way = [search for search in under_way if search not in ended]
+            if chosen:
+                say(_words(waves, chosen))
+            for search, records in _timed(chosen, time, last):
+                recall.keep_tried(search.task, waves, records)
+                search.told(records)
+
+    def _chosen(
+        self, searches: Iterable[ListSearch], due: Iterable[ListSearch], waves: int
+    ) -> dict[ListSearch, tuple[str, ...]]:
+        """Return what each search tries next; those that end are left out."""
+        known = [
+            *self._earlier,
+            *(
+                Observed(record, self._limits)
+                for search in searches
+                # Of this wave others may be done already, in an interrupted build.
+                for record in search.known(waves)
+            ),
+        ]
+        model = CostModel(known, self._limits, seed=self._seed)
+        neighbours = Neighbours(known)
+        chosen = {search: search.next(model, neighbours) for search in due}
+        return {search: names for search, names in chosen.items() if names}
+
+
+def _timed(
+    wave: Mapping[ListSearch, Sequence[str]], time: Time, last: Mapping[ListKey, str]
+) -> Iterator[tuple[ListSearch, tuple[TuningRecord, ...]]]:
+    """Yield each search with what became of its wave."""
+    # Two lists may offer the same, and differ in what is not tried.
+    by_key: dict[object, list[ListSearch]] = {}
+    tasks: dict[object, TuneTask] = {}
+    for search, names in wave.items():
+        task = only(search.task, names)
+        by_key.setdefault(task.offered.key, []).append(search)
+        tasks.setdefault(task.offered.key, task)
+    for timed in time(list(tasks.values())):
+        builds = {build.choice_hash: build for build in timed.builds}
+        for search in by_key[timed.task.offered.key]:
+            task = only(search.task, wave[search])
+            own = [builds[c.choice_hash] for c in task.offered.candidates]
+            before = last.get(search.task.offered.key, "")
+            yield search, judged(task, own, timed.results, before)
+
+
+def _decided(search: ListSearch) -> Decision:
+    decision = search.decision()
+    if decision is None:
+        raise none_survived(search.task, search.tried.values())
+    return decision
+
+
+def _words(waves: int, wave: Mapping[ListSearch, Sequence[str]]) -> str:
+    every = sum(len(search.task.offered.candidates) for search in wave)
+    tried = sum(len(names) for names in wave.values())
+    return (
+        f"tune: wave {waves + 1}: {tried} of {every} candidates of "
+        f"{counted(len(wave), 'list')}"
+    )
