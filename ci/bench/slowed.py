@@ -5,7 +5,6 @@ of nothing it is a twin: the same work under another name.
 """
 
 import json
-import math
 import pickle
 import statistics
 import sys
@@ -18,6 +17,8 @@ from ray import cloudpickle
 
 from flytune.caches.columns import Status
 from flytune.tuner.candidate import BuildResult, Candidate
+
+_PAIRS = 100
 
 
 class Slowed:
@@ -53,8 +54,7 @@ class Slowed:
             return launch
         if getattr(out, "is_cuda", False):
             return followed(launch, self._share)
-        empty = waiting(lambda: None, 0.0, 0.0)
-        return waiting(launch, self._share, _least_ns(empty))
+        return waiting(launch, self._share, _looking_ns(launch))
 
 
 def followed(launch: Callable[[], Any], share: float) -> Callable[[], Any]:
@@ -121,16 +121,17 @@ def waiting(
     return waited
 
 
-def _least_ns(launch: Callable[[], Any]) -> float:
-    """Return what a launch takes when nothing disturbs it."""
-    clock, calls = time.perf_counter_ns, 100
-    least = math.inf
-    for _ in range(50):
+def _looking_ns(launch: Callable[[], Any]) -> float:
+    """Return by how much looking at the clock makes a launch longer, wait aside."""
+    looked, clock = waiting(launch, 0.0, 0.0), time.perf_counter_ns
+    more = []
+    for _ in range(_PAIRS):
         start = clock()
-        for _ in range(calls):
-            launch()
-        least = min(least, (clock() - start) / calls)
-    return least
+        launch()
+        middle = clock()
+        looked()
+        more.append(clock() - middle - (middle - start))
+    return statistics.median(more)
 
 
 # The timing process has no such module.

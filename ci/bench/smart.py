@@ -5,10 +5,12 @@
 Every candidate of the exhaustive lists of 13 shapes was built and timed once, on an
 H200. Here each list is searched as a build does it, by the build's own code, with those
 times in place of the device, and with all that is known of the other lists; of its own
-shape nothing is. Beside it stand as many candidates at random, and the library. Exits
-with 1 where more than one shape is further than 1 % from the exhaustive best.
+shape nothing is. Beside it stand as many candidates at random, the fastest of
+Inductor's default list, and the library. Exits with 1 where more than one shape is
+further than 1 % from the exhaustive best.
 """
 
+import json
 import math
 import random
 import statistics
@@ -21,20 +23,24 @@ import click
 from replay import Replayed, regret_interval, replayed
 from results import RESULTS, write_result
 
+from flytune.caches.records import TuningRecord
 from flytune.tuner.candidate import ATEN
 from flytune.tuner.journal import Journal
 from flytune.tuner.recall import Recall
 from flytune.tuner.smart.cost_model import Observed, problem_of
 from flytune.tuner.smart.earlier import measured
+from flytune.tuner.smart.geometry import geometry_of
 from flytune.tuner.smart.list_search import SHARE
 from flytune.tuner.smart.waves import SmartSearch
 
-DEVICE = "cuda-nvidia-h200-sm_90"
+DEVICE = "replayed-nvidia-h200"
 """Whose times are replayed."""
 NEAR = 1.01
 """Times the exhaustive best, within which a choice is as good."""
 ALLOWED_FAR = 1
 DRAWS = 1000
+DEFAULTS = Path(__file__).parents[2] / "tests" / "data" / "h200_default_lists.json"
+"""Which kernels Inductor's default lists of the same shapes hold."""
 Row = dict[str, Any]
 
 
@@ -54,7 +60,7 @@ def main(
     rows = []
     for one in replayed(known):
         others = [] if alone else left(known, one, tokens_out=tokens_out)
-        rows += [_row(one, others, share, seed) for seed in range(seeds)]
+        rows += [row_of(one, others, share, seed) for seed in range(seeds)]
         print(_line(rows[-seeds:]), flush=True)
     figures = figures_of(rows)
     print(figures)
@@ -95,7 +101,8 @@ def searched(one: Replayed, others: Sequence[Observed], share: float, seed: int)
     }
 
 
-def _row(one: Replayed, others: Sequence[Observed], share: float, seed: int) -> Row:
+def row_of(one: Replayed, others: Sequence[Observed], share: float, seed: int) -> Row:
+    """Return the row of one search."""
     found = searched(one, others, share, seed)
     best, chosen = one.best, one.by_hash[found["fastest"]]
     winner = one.by_hash[found["winner"]]
@@ -119,8 +126,28 @@ def _row(one: Replayed, others: Sequence[Observed], share: float, seed: int) -> 
             for share_ in (0.05, 0.95)
         ],
         "random_near": sum(us <= NEAR * best.median_us for us in draws) / len(draws),
-        "library_regret": _ratio(min(library), best.median_us) if library else None,
+        "default_regret": _ratio(default_us(one), best.median_us),
+        "library_regret": _ratio(min(library), best.median_us),
     }
+
+
+def default_us(one: Replayed) -> float:
+    """Return the fastest of Inductor's default list, which the exhaustive one holds."""
+    best = one.best
+    listed = json.loads(DEFAULTS.read_bytes())["lists"][f"{best.m},{best.n},{best.k}"]
+    wanted = set(map(tuple, listed))
+    return min(
+        record.median_us or math.inf
+        for record in one.records
+        if record.backend == ATEN or _sizes(record) in wanted
+    )
+
+
+def _sizes(record: TuningRecord) -> tuple[int, ...]:
+    found = geometry_of(record.backend, record.config)
+    assert found is not None, "all but the library's are Triton's"
+    blocks = (found.block_m, found.block_n, found.block_k)
+    return (*blocks, found.stages, found.warps)
 
 
 def at_random(one: Replayed, number: int, seed: int) -> list[float]:
@@ -160,9 +187,12 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "random_within_1pct": round(
             statistics.fmean(row["random_near"] for row in rows), 4
         ),
-        "library_within_1pct": sum(
-            (some[0]["library_regret"] or math.inf) <= NEAR for some in shapes.values()
-        ),
+        **{
+            f"{name}_within_1pct": sum(
+                some[0][f"{name}_regret"] <= NEAR for some in shapes.values()
+            )
+            for name in ("default", "library")
+        },
     }
 
 
@@ -171,7 +201,7 @@ def _line(rows: Sequence[Row]) -> str:
     regrets = ", ".join(f"{row['regret']:.3f}" for row in rows)
     return (
         f"{one['shape']}: {one['compiled']} of {one['candidates']}: {regrets}; random "
-        f"{one['random_regret']:.3f}, library {one['library_regret']:.3f}"
+        f"{one['random_regret']:.3f}, default {one['default_regret']:.3f}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from results import RESULTS
 from tables_amd import compile_text, coverage_text
 from tables_faults import faults_text, fuzz_text
+from tables_search import gate_text, smart_text
 from tables_token import first_token_text
 from tables_upgrade import upgrade_text
 from tables_vllm import keys_text, ledger_text, start_text
@@ -280,6 +281,8 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "vllm_start": start_text,
     "ledger": ledger_text,
     "upgrade": upgrade_text,
+    "smart": smart_text,
+    "gate": gate_text,
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from flytune.tuner.smart.limits import Limits
 LEAST = 24
 """Times below which nothing can be learned."""
 _BOOSTER: Mapping[str, Any] = {
-    **{"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31},
+    **{"max_iter": 200, "learning_rate": 0.1, "max_leaf_nodes": 31},
     **{"early_stopping": False},
 }
 _LEAF_SHARE = 50

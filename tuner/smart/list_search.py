@@ -3,6 +3,7 @@
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ MODEL = "model"
 """The value of `pruned_by` of what the model expects to be slower."""
 RACE = "race"
 _MOST_LEADERS = 8
+_MOST_UNKNOWN = 10
 _AT_RANDOM = 0.1
 _OF_NEIGHBOURS = 0.25
 # The model may well be wrong by so much about the best of what is left.
@@ -177,12 +179,19 @@ class ListSearch:
     def _firsts(
         self, left: Mapping[str, TuningRecord], neighbours: Neighbours, room: int
     ) -> list[str]:
-        """Return the libraries', each template's best, and what won nearby."""
+        """Return the libraries', each template's best, and what won nearby.
+
+        Of a template whose parameters tell nothing some come, for none is its best.
+        """
         picks = [name for name, record in left.items() if record.backend == ATEN]
-        best: dict[object, str] = {}
+        taken: Counter[object] = Counter()
         for name in sorted(left, key=self._predicted_or_last):
-            best.setdefault((left[name].backend, left[name].template), name)
-        picks += best.values()
+            record = left[name]
+            most = _MOST_UNKNOWN if _geometry(record) is None else 1
+            template = (record.backend, record.template)
+            if record.backend != ATEN and taken[template] < most:
+                taken[template] += 1
+                picks.append(name)
         by_kernel = {kernel_of(record): name for name, record in left.items()}
         some = next(iter(left.values()))
         near = [by_kernel[k] for k in neighbours.of(some) if k in by_kernel]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import library, offered, task_of
+from fakes import candidate, library, offered, task_of
 from long_lists import BEST, BEST_US, H200, Device, long_list, observed, triton
 
 from flytune.caches.columns import Status
@@ -75,6 +75,16 @@ def test_the_library_and_every_template_are_timed(tmp_path: Path) -> None:
         "triton_mm",
         "another",
     }
+
+
+def test_of_a_template_that_tells_nothing_some_are_tried(tmp_path: Path) -> None:
+    base = long_list().offered
+    splits = [candidate(f"split {k}", "decompose_k", "decompose_k") for k in range(12)]
+    task = task_of(replace(base, candidates=(*base.candidates, *splits)))
+    device = Device()
+    decisions([task], device.time, tmp_path)
+    assert {c.choice_hash for c in splits[:10]} <= set(device.asked[0])
+    assert len(device.compiled()) <= SHARE * len(task.offered.candidates)
 
 
 def test_the_leaders_race_again_and_the_last_race_decides(tmp_path: Path) -> None:

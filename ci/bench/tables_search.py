@@ -1,0 +1,59 @@
+"""The README's tables of smart search and of the gate, from result files."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def smart_text(result: Mapping[str, Any]) -> str:
+    """Return a row for each list, and what all of them come to."""
+    figures = result["figures"]
+    lists: dict[tuple[int, ...], list[Row]] = {}
+    for row in result["rows"]:
+        lists.setdefault(tuple(row["shape"]), []).append(row)
+    lines = [
+        f"Of {figures['shapes']} exhaustive lists, each searched "
+        f"{figures['searches'] // figures['shapes']} times with the others known, "
+        f"{figures['shapes_within_1pct']} end within 1 % of their fastest candidate "
+        f"every time; {figures['share_compiled']:.1%} of the candidates are compiled, "
+        f"{figures['largest_share']:.1%} of a list at most. As many at random are "
+        f"within 1 % in {figures['random_within_1pct']:.0%} of cases, the fastest of "
+        f"Inductor's default list in {figures['default_within_1pct']} lists, the library "
+        f"in {figures['library_within_1pct']}. Times over the fastest's:",
+        "",
+        "| mm | candidates | compiled | smart, worst | two errors of it | as many at "
+        "random, 5 to 95 % | default list's fastest | library |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(_list(shape, rows) for shape, rows in lists.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _list(shape: Sequence[int], rows: Sequence[Row]) -> str:
+    worst = max(rows, key=lambda row: row["regret"])
+    low, high = worst["interval"]
+    random_low, random_high = worst["random_interval"]
+    compiled = max(row["compiled"] for row in rows)
+    return (
+        f"| ({', '.join(map(str, shape))}) | {worst['candidates']} | {compiled} | "
+        f"{worst['regret']:.3f} | {low:.3f} to {high:.3f} | "
+        f"{random_low:.3f} to {random_high:.3f} | {worst['default_regret']:.3f} | "
+        f"{worst['library_regret']:.3f} |"
+    )
+
+
+def gate_text(result: Mapping[str, Any]) -> str:
+    """Return how often the gate erred."""
+    figures = result["figures"]
+    same, made = figures["comparisons"], figures["slowdowns_made"]
+    return "\n".join(
+        (
+            "| compared | comparisons | failed | undecided |",
+            "| --- | --- | --- | --- |",
+            f"| one thing tuned twice | {same} | {figures['false_alarms']} | "
+            f"{figures['comparisons_undecided']} |",
+            f"| one kernel takes {figures['slowdown']:.0%} longer | {made} | "
+            f"{figures['slowdowns_found']} | {figures['slowdowns_undecided']} |",
+        )
+    )
