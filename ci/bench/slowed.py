@@ -26,6 +26,9 @@ class Slowed:
 
     def __init__(self, request: bytes, share: float) -> None:
         self._request, self._share = request, share
+        self._own = 0.0
+        """On a CPU what looking at the clock takes, in nanoseconds; on an accelerator
+        the cycles to wait."""
         self.module_path = ""
         """Set where the kernel's module is another copy than its request names."""
 
@@ -52,13 +55,28 @@ class Slowed:
         launch: Callable[[], Any] = request.make_run_fn(*tensors, out=out)
         if not self._share:
             return launch
+        # Measured once: the copies of a weight make launches alike.
         if getattr(out, "is_cuda", False):
-            return followed(launch, self._share)
-        return waiting(launch, self._share, _looking_ns(launch))
+            self._own = self._own or _cycles(launch, self._share)
+            return followed(launch, round(self._own))
+        self._own = self._own or _looking_ns(launch)
+        return waiting(launch, self._share, self._own)
 
 
-def followed(launch: Callable[[], Any], share: float) -> Callable[[], Any]:
-    """Return a launch that a kernel of an accelerator follows, which waits for a share.
+def followed(launch: Callable[[], Any], cycles: int) -> Callable[[], Any]:
+    """Return a launch that a kernel follows on the accelerator, which waits."""
+    import torch
+
+    def pair() -> Any:
+        result = launch()
+        torch.cuda._sleep(cycles)
+        return result
+
+    return pair
+
+
+def _cycles(launch: Callable[[], Any], share: float) -> int:
+    """Return the cycles that a kernel after a launch waits for a share of its time.
 
     The host's clock does not see how long a launch takes there: both are measured, with
     what a second kernel takes by itself, which is part of the wait.
@@ -71,15 +89,9 @@ def followed(launch: Callable[[], Any], share: float) -> Callable[[], Any]:
         many - few
     )
 
-    def pair(cycles: int) -> Any:
-        result = launch()
-        sleep(cycles)
-        return result
-
     own_us = _device_us(launch)
-    empty_us = _device_us(lambda: pair(1)) - own_us
-    cycles = max(1, round((own_us * share - empty_us) / cycle_us))
-    return lambda: pair(cycles)
+    empty_us = _device_us(followed(launch, 1)) - own_us
+    return max(1, round((own_us * share - empty_us) / cycle_us))
 
 
 def _device_us(launch: Callable[[], Any]) -> float:

@@ -19,8 +19,8 @@ def smart_text(result: Mapping[str, Any]) -> str:
         f"every time; {figures['share_compiled']:.1%} of the candidates are compiled, "
         f"{figures['largest_share']:.1%} of a list at most. As many at random are "
         f"within 1 % in {figures['random_within_1pct']:.0%} of cases, the fastest of "
-        f"Inductor's default list in {figures['default_within_1pct']} lists, the library "
-        f"in {figures['library_within_1pct']}. Times over the fastest's:",
+        f"Inductor's default list in {figures['default_within_1pct']} lists, the "
+        f"library in {figures['library_within_1pct']}. Times over the fastest's:",
         "",
         "| mm | candidates | compiled | smart, worst | two errors of it | as many at "
         "random, 5 to 95 % | default list's fastest | library |",
