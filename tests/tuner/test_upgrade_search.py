@@ -106,7 +106,7 @@ def searched(
     records = [r for m in (SAME, FRONT, MOVED) for r in older(m).records]
     tasks = [offered(m, "-new") for m in (SAME, FRONT, MOVED, NEW)]
     plan: Any = None
-    options: Any = SimpleNamespace(work=tmp_path, exclude=())
+    options: Any = SimpleNamespace(work=tmp_path, exclude=(), search="default")
     with Journal(tmp_path / "journal.jsonl") as journal:
         found = stage.search(
             *(plan, tasks, options, journal, (), lambda: None, Progress()),  # type: ignore[arg-type]
