@@ -1,8 +1,10 @@
 """A model of what a candidate costs, learned from all times that are known."""
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
@@ -23,11 +25,22 @@ _MOST_LEAF = 20
 _FAR = 2.0
 
 
-class Observed(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Observed:
     """A record, and the device that it is of."""
 
     record: TuningRecord
     limits: Limits
+
+    @functools.cached_property
+    def features(self) -> list[float]:
+        """What the model sees of it, beside its template."""
+        return features(self.record, self.limits)
+
+    @functools.cached_property
+    def scale_us(self) -> float:
+        """About how long its GEMM takes at best, in microseconds."""
+        return scale_us(self.record, self.limits)
 
 
 class CostModel:
@@ -37,16 +50,12 @@ class CostModel:
     learn from, and always a time: it is left out.
     """
 
-    def __init__(
-        self, known: Iterable[Observed], limits: Limits, *, seed: int = 0
-    ) -> None:
+    def __init__(self, known: Iterable[Observed], *, seed: int = 0) -> None:
         """Learn.
 
         Args:
             known: Records without a time say nothing.
-            limits: Of the device that is predicted for.
         """
-        self._limits = limits
         timed = [observed for observed in known if is_observed(observed.record)]
         names = sorted({_template(one.record) for one in timed})
         self._templates = {name: at for at, name in enumerate(names)}
@@ -57,7 +66,7 @@ class CostModel:
         """Whether there was enough to learn from."""
         return self._booster is not None
 
-    def predict_us(self, candidates: Sequence[TuningRecord]) -> list[float]:
+    def predict_us(self, candidates: Sequence[Observed]) -> list[float]:
         """Return the expected microseconds of candidates that have parameters.
 
         Raises:
@@ -67,17 +76,16 @@ class CostModel:
             raise ValueError("nothing to predict by")
         if not candidates:
             return []
-        rows = [self._features(one, self._limits) for one in candidates]
-        logs = self._booster.predict(rows)
+        logs = self._booster.predict(list(map(self._row, candidates)))
         return [
-            scale_us(one, self._limits) * math.exp(log)
+            one.scale_us * math.exp(log)
             for one, log in zip(candidates, logs, strict=True)
         ]
 
     def _fit(self, timed: Sequence[Observed], seed: int) -> Any:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        logs = [math.log(_us(one.record) / scale_us(*one)) for one in timed]
+        logs = [math.log(_us(one.record) / one.scale_us) for one in timed]
         lists = [(problem_of(one.record), one.limits) for one in timed]
         best: dict[object, float] = {}
         for name, log in zip(lists, logs, strict=True):
@@ -90,12 +98,11 @@ class CostModel:
         booster = HistGradientBoostingRegressor(
             **_BOOSTER, min_samples_leaf=leaf, random_state=seed
         )
-        rows = [self._features(*one) for one in timed]
+        rows = list(map(self._row, timed))
         return booster.fit(rows, logs, sample_weight=weights)
 
-    def _features(self, one: TuningRecord, limits: Limits) -> list[float]:
-        template = self._templates.get(_template(one), -1)
-        return features(one, template, limits)
+    def _row(self, one: Observed) -> list[float]:
+        return [float(self._templates.get(_template(one.record), -1)), *one.features]
 
 
 def is_observed(record: TuningRecord) -> bool:

@@ -25,17 +25,13 @@ def scale_us(one: TuningRecord, limits: Limits) -> float:
     return max(computing, reading, 1e-3)
 
 
-def features(one: TuningRecord, template: int, limits: Limits) -> list[float]:
-    """Return a candidate's features; NaN for what its parameters do not tell.
-
-    Args:
-        template: Its template's number; -1 for one that is not known.
-    """
+def features(one: TuningRecord, limits: Limits) -> list[float]:
+    """Return a candidate's features; NaN for what its parameters do not tell."""
     products = one.batch * max(one.groups, 1)
     sizes = [*map(math.log2, (one.m, one.n, one.k, products))]
     found = geometry_of(one.backend, one.config)
     own = [math.nan] * _OF_KERNEL if found is None else _of_kernel(one, found, limits)
-    return [float(template), float(bool(one.bias)), *sizes, *own]
+    return [float(one.bias), *sizes, *own]
 
 
 _OF_KERNEL = 18

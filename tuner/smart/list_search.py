@@ -12,7 +12,7 @@ from flytune.caches.records import TuningRecord
 from flytune.tuner.candidate import ATEN, TuneTask
 from flytune.tuner.decision import Decision, untimed_record
 from flytune.tuner.recall import list_id
-from flytune.tuner.smart.cost_model import CostModel
+from flytune.tuner.smart.cost_model import CostModel, Observed
 from flytune.tuner.smart.geometry import Geometry, geometry_of
 from flytune.tuner.smart.limits import Limits, excess
 from flytune.tuner.smart.neighbours import Neighbours, kernel_of
@@ -58,6 +58,7 @@ class ListSearch:
         self._blank = {
             c.choice_hash: untimed_record(task, c) for c in task.offered.candidates
         }
+        self._seen = {n: Observed(r, limits) for n, r in self._blank.items()}
         self._over = {}
         for name, record in self._blank.items():
             rule, words = excess(record, _geometry(record), limits)
@@ -232,9 +233,9 @@ class ListSearch:
     def _predict(self, model: CostModel, left: Mapping[str, TuningRecord]) -> None:
         if not model.knows:
             return
-        known = {n: r for n, r in left.items() if _geometry(r) is not None}
         # What has no parameters is not predicted: it comes with the firsts.
-        predicted = model.predict_us(list(known.values()))
+        known = [n for n, record in left.items() if _geometry(record) is not None]
+        predicted = model.predict_us([self._seen[name] for name in known])
         self._predicted |= dict(zip(known, predicted, strict=True))
         pairs = [
             (record.median_us, self._predicted[name])

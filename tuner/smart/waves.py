@@ -97,7 +97,7 @@ class SmartSearch:
                 for record in search.known(waves)
             ),
         ]
-        model = CostModel(known, self._limits, seed=self._seed)
+        model = CostModel(known, seed=self._seed)
         neighbours = Neighbours(known)
         chosen = {search: search.next(model, neighbours) for search in due}
         return {search: names for search, names in chosen.items() if names}

@@ -30,9 +30,9 @@ def names(records: Iterable[TuningRecord]) -> list[str]:
 def test_what_comes_with_flytune_is_whole_lists_of_one_device() -> None:
     known = measured()
     assert {one.limits for one in known} == {H200}
-    shapes = {(r.m, r.n, r.k) for r, _ in known}
+    shapes = {(o.record.m, o.record.n, o.record.k) for o in known}
     assert len(shapes) == 13
-    libraries = [r for r, _ in known if r.backend == library().backend]
+    libraries = [o for o in known if o.record.backend == library().backend]
     assert len(libraries) == 13
 
 
