@@ -5,7 +5,7 @@ import functools
 import pickle
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,31 +16,29 @@ from flytune.caches.device_profile import DeviceProfile, live_profile
 from flytune.caches.hook.flytune_files import exposed
 from flytune.caches.key_files import load_private
 from flytune.caches.keyring import OWN_NAME, keys_folder, own_key
-from flytune.caches.policy import uses_flydsl
-from flytune.caches.recorded import RecordedTime, read_recorded
+from flytune.caches.recorded import read_recorded
 from flytune.caches.stand_in import stand_in_environment
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.caches.vllm_program import VllmSpec
 from flytune.shapes.errors import FlytuneError
-from flytune.shapes.model_config import ModelConfig
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.cluster import check_address
 from flytune.tuner.command_stages import list_command
-from flytune.tuner.decision import timings
-from flytune.tuner.eager_flydsl import OPS, EagerBuild, build_all_eager
+from flytune.tuner.compile_only import compile_only
+from flytune.tuner.decision import Decision, timings
 from flytune.tuner.journal import Journal
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan, make_plan
-from flytune.tuner.plan_words import say_plan
+from flytune.tuner.plan_words import say_coverage, say_plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import PACKING, Built, Made, publish
-from flytune.tuner.publish_compiled import Compiled, publish_compiled
-from flytune.tuner.rocm_tools import rocm_for_flydsl, tools_of
-from flytune.tuner.search import compile_all, decide_recorded, search
-from flytune.tuner.tasks import Coverage, join
+from flytune.tuner.publish_compiled import publish_compiled
+from flytune.tuner.search import search
+from flytune.tuner.shared_lists import Sharing
+from flytune.tuner.tasks import check_excluded, join
 from flytune.tuner.unchanged import publish_unchanged
 from flytune.tuner.work import StartFarm, farm_for
 
@@ -51,6 +49,24 @@ PROBE = "flytune.tuner.probe"
 _LISTS = "lists.pickle"
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A build that may begin."""
+
+    options: BuildOptions
+    plan: Plan
+    older: OlderBundle | None
+    """The older bundle that is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A build that needs no workers any more, but is to be baked and published."""
+
+    made: Made
+    decisions: tuple[Decision, ...]
+
+
 def build(options: BuildOptions, progress: Progress) -> Built:
     """Tune a model's GEMMs and publish the verified bundle at `options.out`.
 
@@ -58,57 +74,114 @@ def build(options: BuildOptions, progress: Progress) -> Built:
         FlytuneError: the build cannot start or end well; what was finished is kept in
             `options.work` and the same command goes on from there.
     """
-    _check_named(options)
     progress.begin("plan")
-    plan = make_plan(options)
+    prepared = prepare(options)
+    plan = prepared.plan
     say_plan(plan, options, progress)
-    keys = _keys(options, progress)
-    older = _older(plan, options, progress)
     with Journal(plan.work / "journal.jsonl") as journal:
-        _clear(plan.work, options.fresh, journal)
-        if older is not None:
-            built = publish_unchanged(plan, options, older, keys, progress)
-            if built is not None:
-                return built
         with contextlib.ExitStack() as ray:
             start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
-            progress.begin("enumerate")
-            found = _enumerate(plan, options, start, progress)
-            _check_keys(plan, found, options, older, progress)
-            coverage = join(plan.shapes, found.lists, found.unlisted)
-            _report_coverage(coverage, len(plan.shapes), progress)
-            _check_excluded(coverage, options.exclude)
-            made = Made(plan, options, found, coverage, keys)
-            if older is not None and (taken := older.take_kernels(plan.work / "built")):
-                progress.say(f"build: {taken} candidates compiled by an earlier build")
-            progress.begin("build" if options.runs_nothing else "tune")
-            if options.runs_nothing:
-                compiled = _compile(made, start, progress)
-                return publish_compiled(made, compiled, progress)
-            same = () if older is None else older.same
-            upgrade = None if older is None else older.upgrade
-            decisions, ceilings = search(
-                *(plan, coverage.tasks, options, journal, same, start, progress),
-                upgrade=upgrade,
-            )
-            made = replace(made, ceilings=ceilings or (older.ceilings if older else {}))
+            tuned = tune(prepared, journal, start, progress)
         # Without Ray: a bake has the host to itself.
-        progress.begin("bake")
-        baked = bake(plan, timings(decisions), found.system, options, progress)
-        decisions = tuple(decision.as_baked(baked.taken) for decision in decisions)
-        if isinstance(plan.program, VllmSpec):
-            program = plan.program.after_bake(baked.cache_dir)
-            made = replace(made, plan=replace(plan, program=program))
-        return publish(made, decisions, baked, progress)
+        return tuned if isinstance(tuned, Built) else finish(tuned, progress)
 
 
-def _older(plan: Plan, options: BuildOptions, progress: Progress) -> OlderBundle | None:
-    """Return the older bundle that is named, and say what of it survives here."""
-    if options.from_bundle is None:
-        return None
-    older = OlderBundle(options.from_bundle, plan.target, options.trust)
-    older.say(progress)
-    return older
+def prepare(options: BuildOptions) -> Prepared:
+    """Plan a build, and refuse at once what it would find out after minutes.
+
+    Raises:
+        FlytuneError: it cannot start, or could not end well.
+    """
+    _check_named(options)
+    plan = make_plan(options)
+    older = None
+    if options.from_bundle is not None:
+        older = OlderBundle(options.from_bundle, plan.target, options.trust)
+    return Prepared(options, plan, older)
+
+
+def tune(
+    prepared: Prepared,
+    journal: Journal,
+    start: StartFarm,
+    progress: Progress,
+    sharing: Sharing | None = None,
+) -> Tuned | Built:
+    """List, build and time the candidates, and decide.
+
+    Args:
+        start: Called where something is to be built or timed.
+        sharing: What other builds of a fleet have decided and compiled.
+
+    A bundle is returned where nothing is to be baked.
+
+    Raises:
+        FlytuneError: the build cannot go on.
+    """
+    options, plan, older = prepared.options, prepared.plan, prepared.older
+    keys = signing_keys(options, progress)
+    if older is not None:
+        older.say(progress)
+    _clear(plan.work, options.fresh, journal)
+    if older is not None:
+        built = publish_unchanged(plan, options, older, keys, progress)
+        if built is not None:
+            return built
+    progress.begin("enumerate")
+    found = _enumerate(plan, options, start, progress)
+    _check_keys(plan, found, options, older, progress)
+    coverage = join(plan.shapes, found.lists, found.unlisted)
+    say_coverage(coverage, len(plan.shapes), progress)
+    check_excluded(coverage, options.exclude)
+    made = Made(plan, options, found, coverage, keys)
+    _take_kernels(made, older, sharing, progress)
+    progress.begin("build" if options.runs_nothing else "tune")
+    if options.runs_nothing:
+        compiled = compile_only(made, start, progress)
+        return publish_compiled(made, compiled, progress)
+    same = () if older is None else older.same
+    upgrade = None if older is None else older.upgrade
+    decisions, ceilings = search(
+        *(plan, coverage.tasks, options, journal, same, start, progress),
+        upgrade=upgrade,
+        sharing=sharing,
+    )
+    made = replace(made, ceilings=ceilings or (older.ceilings if older else {}))
+    return Tuned(made, decisions)
+
+
+def _take_kernels(
+    made: Made,
+    older: OlderBundle | None,
+    sharing: Sharing | None,
+    progress: Progress,
+) -> None:
+    """Take what was compiled elsewhere, so that it is not compiled here."""
+    built = made.plan.work / "built"
+    if older is not None and (taken := older.take_kernels(built)):
+        progress.say(f"build: {taken} candidates compiled by an earlier build")
+    if sharing is None:
+        return
+    every = made.options.runs_nothing
+    if taken := sharing.take_kernels(made.coverage.tasks, built, every=every):
+        progress.say(f"build: {taken} candidates compiled for other models")
+
+
+def finish(tuned: Tuned, progress: Progress) -> Built:
+    """Bake the decisions, verify what was baked, and publish the bundle.
+
+    Raises:
+        FlytuneError: the program fails, or the output cannot be written.
+    """
+    made = tuned.made
+    plan, options = made.plan, made.options
+    progress.begin("bake")
+    baked = bake(plan, timings(tuned.decisions), made.found.system, options, progress)
+    decisions = tuple(decision.as_baked(baked.taken) for decision in tuned.decisions)
+    if isinstance(plan.program, VllmSpec):
+        program = plan.program.after_bake(baked.cache_dir)
+        made = replace(made, plan=replace(plan, program=program))
+    return publish(made, decisions, baked, progress)
 
 
 def _check_named(options: BuildOptions) -> None:
@@ -127,7 +200,9 @@ def _check_named(options: BuildOptions) -> None:
         check_address(options.ray)
 
 
-def _keys(options: BuildOptions, progress: Progress) -> tuple["Ed25519PrivateKey", ...]:
+def signing_keys(
+    options: BuildOptions, progress: Progress
+) -> tuple["Ed25519PrivateKey", ...]:
     """Return the keys that sign the bundle; the first build makes the user's own."""
     if not options.sign:
         return ()
@@ -137,43 +212,6 @@ def _keys(options: BuildOptions, progress: Progress) -> tuple["Ed25519PrivateKey
     if not path.exists():
         progress.say(f"sign: making your own key, trusted on this machine: {path}")
     return (own_key(),)
-
-
-def _compile(made: Made, start: StartFarm, progress: Progress) -> Compiled:
-    """Compile what the device would choose from, and decide what others have timed."""
-    plan, options, tasks = made.plan, made.options, made.coverage.tasks
-    eager: tuple[EagerBuild, ...] = ()
-    if ops := [op for op in options.ops if op in OPS]:
-        assert plan.profile is not None, "refused by the plan"
-        model = plan.model
-        assert isinstance(model, ModelConfig), "refused by the plan"
-        sizes = {
-            "hidden": model.hidden_size,
-            "vocabulary": model.vocab_size,
-            "dtype": model.dtype,
-        }
-        eager = build_all_eager(ops, sizes, plan.policy, plan.profile, plan.work)
-        progress.say(f"build: {len(eager)} kernels that torch runs by itself")
-    if options.recorded is None:
-        builds = compile_all(plan, tasks, options, start, progress)
-        return Compiled(builds, _tools(plan), eager=eager)
-    times = _recorded_times(options.recorded, progress)
-    decisions, builds = decide_recorded(plan, tasks, options, times, start, progress)
-    return Compiled(builds, _tools(plan), decisions, eager)
-
-
-def _recorded_times(path: Path, progress: Progress) -> tuple[RecordedTime, ...]:
-    table = read_recorded(path)
-    if table.passed_over:
-        progress.say(f"tune: passed over {table.passed_over} rows without a time")
-    return table.times
-
-
-def _tools(plan: Plan) -> dict[str, str]:
-    """Return what this host links FlyDSL's kernels with, for the manifest."""
-    if not uses_flydsl(plan.policy):
-        return {}
-    return tools_of(rocm_for_flydsl(plan.work))
 
 
 def _check_keys(
@@ -197,25 +235,6 @@ def _check_keys(
         check_target_env(options.target_env, software)
     if older is not None and older.check(Target(plan.target.hardware, software)):
         older.say(progress)
-
-
-def _check_excluded(coverage: Coverage, excluded: frozenset[str]) -> None:
-    """Refuse to exclude what is not offered, or all that is.
-
-    Raises:
-        FlytuneError: a hash is in no list, or a list has no candidate left.
-    """
-    lists = [
-        {candidate.choice_hash for candidate in task.offered.candidates}
-        for task in coverage.tasks
-    ]
-    if unknown := excluded.difference(*lists):
-        raise FlytuneError(f"no list offers what --exclude names: `{min(unknown)}`")
-    for task, hashes in zip(coverage.tasks, lists, strict=True):
-        if hashes <= excluded:
-            raise FlytuneError(
-                f"--exclude leaves no candidate for {task.shape} at {task.modules[0]}"
-            )
 
 
 def _clear(work: Path, fresh: bool, journal: Journal) -> None:
@@ -279,20 +298,3 @@ def _absent(plan: Plan) -> DeviceProfile | None:
     live = live_profile()
     here = live is not None and live.is_same(plan.profile)
     return None if here else plan.profile
-
-
-def _report_coverage(coverage: Coverage, planned: int, progress: Progress) -> None:
-    tasks = coverage.tasks
-    candidates = sum(len(t.offered.candidates) for t in tasks)
-    progress.say(f"enumerate: {len(tasks)} lists, {candidates} candidates")
-    for reason, some in coverage.unlisted.items():
-        progress.say(f"enumerate: no list for {_first(some)}: {reason}")
-    # Of a command alone nothing is planned.
-    for offered in coverage.unplanned if planned else ():
-        progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
-    for reason, some in coverage.declined.items():
-        progress.say(f"enumerate: no FlyDSL for {_first(some)}: {reason}")
-
-
-def _first(names: tuple[str, ...]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ from flytune.tuner.build_arguments import (
     parse_ops,
     parse_runner,
 )
+from flytune.tuner.fleet_command import BuildCommand, models_option
 from flytune.tuner.options import Phases
 from flytune.tuner.program_options import (
     attention_option,
@@ -35,14 +36,17 @@ from flytune.tuner.shapes_command import (
     shapes_option,
     tp_option,
 )
-from flytune.tuner.signals import ended_by_signals
 from flytune.tuner.token_options import tokens_option
 from flytune.tuner.trust_options import trust_options
+
+if TYPE_CHECKING:
+    from flytune.tuner.options import BuildOptions
 
 T = TypeVar("T")
 
 
-@click.command("build")
+@click.command("build", cls=BuildCommand)
+@models_option
 @model_option
 @shapes_option
 @tokens_option
@@ -222,21 +226,18 @@ def build_command(
     key: Path | None,
     no_sign: bool,
     trust: Trust,
-) -> None:
+) -> "BuildOptions":
     """Tune a model's GEMMs ahead of time and write the bundle.
 
     A build that was stopped goes on with the same command.
     """
     from flytune.caches.home import flytune_home
-    from flytune.tuner.build import build
     from flytune.tuner.options import BuildOptions
-    from flytune.tuner.progress import Progress
-    from flytune.tuner.summary import built_text
 
     vllm = vllm_arguments(bake, engine, model, arguments)
     check_whose(model, by_hand, bake_cmd, vllm)
     threads = threads or len(os.sched_getaffinity(0))
-    options = BuildOptions(
+    return BuildOptions(
         model=model or "",
         by_hand=by_hand,
         tokens=tokens,
@@ -274,15 +275,6 @@ def build_command(
         command=("flytune", *sys.argv[1:]),
         fresh=fresh,
     )
-    try:
-        with ended_by_signals():
-            built = build(options, Progress())
-    except KeyboardInterrupt as error:
-        words = "stopped: the same command goes on from here"
-        raise KeyboardInterrupt(words) from error
-    click.echo(built_text(built))
-    if not built.ok:
-        raise click.exceptions.Exit(1)
 
 
 def _given(parse: Callable[[str], T], value: str | None) -> T | None:

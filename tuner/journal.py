@@ -4,6 +4,7 @@ JSON lines, appended and synced. A torn last line is what a killed driver leaves
 cut; a line that is no entry of ours is passed over.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -82,10 +83,23 @@ class Journal:
         if lines and not lines[-1].endswith(b"\n"):
             self._file.truncate(sum(map(len, lines[:-1])))
             lines.pop()
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and "kind" in row:
-                yield row
+        yield from _entries(lines)
+
+
+def read_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a journal that another process may hold, oldest first.
+
+    There are none where it is absent or cannot be read.
+    """
+    with contextlib.suppress(OSError):
+        yield from _entries(path.read_bytes().splitlines())
+
+
+def _entries(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "kind" in row:
+            yield row

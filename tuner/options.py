@@ -97,6 +97,8 @@ class BuildOptions:
     """Whose older bundle is taken."""
     command: tuple[str, ...] = ()
     """The words that asked for the build, for its provenance."""
+    keep: bool = False
+    """Whether the output may exist: a fleet keeps what it has built before."""
     fresh: bool = False
     """Whether what an earlier build of the same thing left is thrown away."""
     timing: TimingPlan = TimingPlan()  # noqa: RUF009 - frozen

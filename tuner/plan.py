@@ -77,7 +77,8 @@ def make_plan(options: BuildOptions) -> Plan:
     program, kinds = program_of(options, profile, model, attention)
     policy = policy_of(options, model, attention, profile, kinds)
     target, out = _out(options, model, profile)
-    _check_output(out)
+    if not options.keep:
+        check_output(out)
     if isinstance(program, VllmSpec):
         policy, factors = plan_vllm(options.vllm, policy)
         program = replace(program, factors=factors)
@@ -221,7 +222,12 @@ def _check_memory(
         )
 
 
-def _check_output(out: Path) -> None:
+def check_output(out: Path) -> None:
+    """Refuse at once what the bundle could not be published as.
+
+    Raises:
+        FlytuneError: it exists, or its directory is absent or cannot be written to.
+    """
     if out.exists() or out.is_symlink():
         raise FlytuneError(
             f"output exists: {out}", hint="remove it, or give another --out"

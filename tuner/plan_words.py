@@ -1,4 +1,4 @@
-"""A plan in words, for the log of its build."""
+"""A plan in words, and what the program made of it, for the log of its build."""
 
 from flytune.caches.vllm_estimate import estimate_lines
 from flytune.caches.vllm_program import VllmSpec
@@ -6,6 +6,7 @@ from flytune.shapes.reach import is_reached, reach_words, unreached
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import GIB, Plan
 from flytune.tuner.progress import Progress
+from flytune.tuner.tasks import Coverage
 
 
 def say_plan(plan: Plan, options: BuildOptions, progress: Progress) -> None:
@@ -30,3 +31,21 @@ def _token_counts(plan: Plan, options: BuildOptions) -> str:
     if options.by_hand is not None or not options.model:
         return ""
     return f" at {len(options.tokens)} token count{'s' if options.tokens[1:] else ''}"
+
+
+def say_coverage(coverage: Coverage, planned: int, progress: Progress) -> None:
+    """Say how the lists of a program agree with its plan of so many GEMMs."""
+    tasks = coverage.tasks
+    candidates = sum(len(t.offered.candidates) for t in tasks)
+    progress.say(f"enumerate: {len(tasks)} lists, {candidates} candidates")
+    for reason, some in coverage.unlisted.items():
+        progress.say(f"enumerate: no list for {_first(some)}: {reason}")
+    # Of a command alone nothing is planned.
+    for offered in coverage.unplanned if planned else ():
+        progress.say(f"enumerate: not planned: {offered.op} in {offered.piece}")
+    for reason, some in coverage.declined.items():
+        progress.say(f"enumerate: no FlyDSL for {_first(some)}: {reason}")
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -22,6 +22,7 @@ from flytune.caches.verdict import Verdict
 from flytune.caches.verify import verify_directory
 from flytune.shapes.reach import is_reached, unreached
 from flytune.tuner.bake import Bake
+from flytune.tuner.build_identity import build_identity
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.decision import Decision
 from flytune.tuner.options import BuildOptions
@@ -142,7 +143,11 @@ def manifest_of(
         coverage=_coverage_row(made, decisions),
         winners=tuple(_winner_row(decision) for decision in decisions),
         bake=NOT_BAKED if baked is None else baked.to_json(),
-        provenance={**provenance(options.command), "ceilings": dict(made.ceilings)},
+        provenance={
+            **provenance(options.command),
+            "build": build_identity(plan, options),
+            "ceilings": dict(made.ceilings),
+        },
     )
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
@@ -13,6 +13,9 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.decision import Decision
 from flytune.tuner.journal import Journal
+
+if TYPE_CHECKING:
+    from flytune.tuner.shared_lists import Sharing
 
 TRANSIENT = frozenset({Status.TIMEOUT, Status.OUT_OF_MEMORY})
 """Of the moment, not of the candidate: another run may well end otherwise."""
@@ -34,17 +37,25 @@ class _Wave:
 
 
 class Recall:
-    """Stored decisions: of this build's journal first, then of an older bundle."""
+    """Stored decisions: of this build's journal first, then of an older bundle.
+
+    Last come those of the other builds of a fleet, which get this one's.
+    """
 
     def __init__(
-        self, journal: Journal, older: Iterable[TuningRecord], device: str = ""
+        self,
+        journal: Journal,
+        older: Iterable[TuningRecord],
+        device: str = "",
+        sharing: "Sharing | None" = None,
     ) -> None:
         """Read what there is.
 
         Args:
             device: The product that is timed on: other builds may learn of it.
+            sharing: What other builds of a fleet have decided, and get to know.
         """
-        self._journal = journal
+        self._journal, self._sharing = journal, sharing
         if device and not journal.entries("device"):
             journal.add_all([("device", {"name": device})])
         self._own: dict[str, list[TuningRecord]] = {}
@@ -90,18 +101,34 @@ class Recall:
     @property
     def ceilings(self) -> dict[str, Any]:
         """What the device reaches at most, as it was measured last."""
-        entries = self._journal.entries("ceilings")
-        return dict(entries[-1]["row"]) if entries else {}
+        if entries := self._journal.entries("ceilings"):
+            return dict(entries[-1]["row"])
+        return dict(self._sharing.ceilings) if self._sharing else {}
 
     def keep_ceilings(self, ceilings: Mapping[str, Any]) -> None:
         """Write what the device reaches to the journal."""
         if ceilings:
             self._journal.add_all([("ceilings", {"row": dict(ceilings)})])
+            if self._sharing is not None:
+                self._sharing.keep_ceilings(ceilings)
 
     def decision(self, task: TuneTask) -> Decision | None:
         """Return the stored decision of the very same list, if it is whole."""
-        own = self._own.get(list_id(task), [])
-        return _whole(task, own) or _whole(task, self._older.get(_key(task), []))
+        name = list_id(task)
+        own = _whole(task, self._own.get(name, []))
+        found = own or _whole(task, self._older.get(_key(task), []))
+        if found is not None and self._sharing is not None:
+            self._sharing.give(name, found.records)
+        return found
+
+    def shared(self, task: TuneTask) -> Decision | None:
+        """Return the decision of another build of the fleet, if it is whole."""
+        return _whole(task, self._sharing.of(task)) if self._sharing else None
+
+    def take(self, task: TuneTask) -> None:
+        """Note that another build's decision is taken."""
+        if self._sharing is not None:
+            self._sharing.taken.add(list_id(task))
 
     def keep(self, decision: Decision) -> None:
         """Write a decision to the journal."""
@@ -110,6 +137,9 @@ class Recall:
             ("record", {"list": name, "row": record.to_row()})
             for record in decision.records
         )
+        if self._sharing is not None:
+            self._sharing.timed.add(name)
+            self._sharing.give(name, decision.records)
 
 
 def _key(task: TuneTask) -> _Key:
@@ -136,7 +166,12 @@ def _whole(task: TuneTask, rows: Iterable[TuningRecord]) -> Decision | None:
 
 def list_id(task: TuneTask) -> str:
     """Return a short name of a task's list that is the same in every process."""
-    return hashlib.sha256(repr(task.offered.key).encode()).hexdigest()[:16]
+    return list_name(task.offered.key)
+
+
+def list_name(key: tuple[Any, ...]) -> str:
+    """Return a short name of a `CandidateList.key`."""
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:16]
 
 
 BUILT_NAME = "built.json"

@@ -20,6 +20,7 @@ from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import Recall
 from flytune.tuner.recorded_runner import RecordedRunner, only, untimed
+from flytune.tuner.shared_lists import Sharing
 from flytune.tuner.smart.cost_model import Observed
 from flytune.tuner.smart.earlier import earlier_builds, measured
 from flytune.tuner.smart.limits import Limits
@@ -49,6 +50,7 @@ def search(
     start: StartFarm,
     progress: Progress,
     upgrade: Upgrade | None = None,
+    sharing: Sharing | None = None,
 ) -> Searched:
     """Return a decision for every task, in their order, and what the device can do.
 
@@ -57,12 +59,13 @@ def search(
         older: Records of an earlier bundle for the same target, taken where they are
             of the very same list.
         upgrade: The lists of an earlier bundle of another environment.
+        sharing: What other builds of a fleet have decided, and get to know.
 
     Raises:
         FlytuneError: a list has no candidate that survives, or Ray cannot be had.
     """
     older = tuple(older)
-    recall = Recall(journal, older, device_of(plan).name)
+    recall = Recall(journal, older, device_of(plan).name, sharing)
     alone = [t for t in tasks if len(t.offered.candidates) == 1]
     choices = [t for t in tasks if len(t.offered.candidates) > 1]
     decided = {task.offered.key: lone(task) for task in alone}
@@ -71,6 +74,8 @@ def search(
         decision = recall.decision(task)
         if decision is not None and _stands(decision, quarantine.refusals(task)):
             decided[task.offered.key] = decision
+    left = [task for task in choices if task.offered.key not in decided]
+    decided |= _of_others(recall, left, quarantine, progress)
     waiting = [task for task in choices if task.offered.key not in decided]
     progress.say(
         f"tune: {len(waiting)} lists to time, {len(choices) - len(waiting)} known "
@@ -101,6 +106,24 @@ def _smart(
     builds = (*older, *earlier_builds(options.work, plan.work, device))
     earlier = (*measured(), *(Observed(record, limits) for record in builds))
     return SmartSearch(limits, earlier)
+
+
+def _of_others(
+    recall: Recall,
+    tasks: Iterable[TuneTask],
+    quarantine: Quarantine,
+    progress: Progress,
+) -> dict[Any, Decision]:
+    """Return what other builds of a fleet have decided, by the lists' keys."""
+    taken: dict[Any, Decision] = {}
+    for task in tasks:
+        decision = recall.shared(task)
+        if decision is not None and _stands(decision, quarantine.refusals(task)):
+            recall.take(task)
+            taken[task.offered.key] = decision
+    if taken:
+        progress.say(f"tune: {counted(len(taken), 'list')} decided for other models")
+    return taken
 
 
 def _decisions(

@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass, field, replace
 from types import MappingProxyType
 
 from flytune.caches.program import model_path
+from flytune.shapes.errors import FlytuneError
 from flytune.shapes.gemm import MX, GemmShape, Op
 from flytune.shapes.reach import is_reached
 from flytune.tuner.candidate import CandidateList, TuneTask
@@ -118,6 +119,25 @@ def _counts(planned: Iterable[GemmShape]) -> dict[str, int]:
     for shape in planned:
         counts[shape.module] = counts.get(shape.module, 0) + shape.count
     return counts
+
+
+def check_excluded(coverage: Coverage, excluded: frozenset[str]) -> None:
+    """Refuse to exclude what is not offered, or all that is.
+
+    Raises:
+        FlytuneError: a hash is in no list, or a list has no candidate left.
+    """
+    lists = [
+        {candidate.choice_hash for candidate in task.offered.candidates}
+        for task in coverage.tasks
+    ]
+    if unknown := excluded.difference(*lists):
+        raise FlytuneError(f"no list offers what --exclude names: `{min(unknown)}`")
+    for task, hashes in zip(coverage.tasks, lists, strict=True):
+        if hashes <= excluded:
+            raise FlytuneError(
+                f"--exclude leaves no candidate for {task.shape} at {task.modules[0]}"
+            )
 
 
 def planned_for(

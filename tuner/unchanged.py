@@ -19,6 +19,7 @@ from flytune.caches.manifest import Manifest, canonical_json
 from flytune.caches.packing import pack
 from flytune.caches.provenance import provenance
 from flytune.caches.verify import verify_directory
+from flytune.tuner.build_identity import build_identity
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
@@ -68,6 +69,7 @@ def publish_unchanged(
             provenance={
                 **older.bundle.manifest.provenance,
                 **provenance(options.command),
+                "build": build_identity(plan, options),
             },
             files={},
         )

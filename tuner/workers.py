@@ -66,6 +66,7 @@ class Farm:
             flydsl=flydsl,
         )
         self._most = math.inf
+        self._runners: list[RemoteRunner] = []
 
     def __enter__(self) -> "Farm":
         self._session.__enter__()
@@ -164,9 +165,14 @@ class Farm:
                 f"no node of the Ray cluster has a device: {device.name}",
                 hint="start Ray where it sees one, or leave --ray out",
             )
-        return tuple(
-            RemoteRunner(device, threads, self._deadlines) for _ in range(count)
-        )
+        made = [RemoteRunner(device, threads, self._deadlines) for _ in range(count)]
+        self._runners += made
+        return tuple(made)
+
+    def stop_runners(self) -> None:
+        """End every device's actor: the next build of a fleet needs what they hold."""
+        while self._runners:
+            self._runners.pop().stop()
 
 
 # Few builds have more to compile in their first seconds.

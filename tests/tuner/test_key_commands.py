@@ -191,7 +191,7 @@ def test_inspect_of_a_damaged_bundle(bundle: Path, tmp_path: Path) -> None:
 
 def keys_of(**options: Any) -> tuple[Any, ...]:
     asked = SimpleNamespace(**({"sign": True, "key": None} | options))
-    return build._keys(cast(Any, asked), Progress())
+    return build.signing_keys(cast(Any, asked), Progress())
 
 
 def test_the_first_build_makes_the_users_own_key(

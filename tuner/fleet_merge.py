@@ -1,0 +1,112 @@
+"""The bundle of all models of a fleet: those of its bundles that go together."""
+
+import os
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.merge import merge
+from flytune.caches.merge_manifest import check_together, merged_from
+from flytune.caches.provenance import provenance
+from flytune.caches.target import Target
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.build import signing_keys
+from flytune.tuner.options import BuildOptions
+from flytune.tuner.progress import Progress
+from flytune.tuner.publish import PACKING
+
+
+def merged_out(folder: Path, name: str, target: Target) -> Path:
+    """Return where a merged bundle for a target will be."""
+    return folder / f"{name}.{target.slug}.tar.zst"
+
+
+def refuse_foreign(out: Path, digests: Collection[str]) -> None:
+    """Refuse an output that was merged of other bundles than those that are kept.
+
+    One that was merged of some of them is a fleet's own, and is made anew.
+
+    Raises:
+        FlytuneError: it is of others, or no merged bundle at all.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    origins = set(merged_from(Bundle.open(out)))
+    if not origins or not origins <= set(digests):
+        raise FlytuneError(
+            f"output exists, and was not merged of this fleet's bundles: {out}",
+            hint="remove it, or give another --out",
+        )
+
+
+def merge_fleet(
+    bundles: Sequence[tuple[str, Bundle]],
+    folder: Path,
+    name: str,
+    options: BuildOptions,
+    progress: Progress,
+) -> Path | None:
+    """Join the bundles of a fleet's models, and say of each that is left out why.
+
+    Where they do not all go together the most that do are joined.
+
+    Args:
+        bundles: Each with its model's name.
+        name: How the file begins.
+
+    Returns:
+        Where it is; None where no two go together.
+
+    Raises:
+        FlytuneError: a bundle is corrupt, or the output cannot be written.
+    """
+    groups: list[list[tuple[str, Bundle]]] = []
+    for one in bundles:
+        fits = (group for group in groups if not _why_apart(group[0][1], one[1]))
+        if (group := next(fits, None)) is not None:
+            group.append(one)
+        else:
+            groups.append([one])
+    if not groups:
+        return None
+    # The first of the largest.
+    joined = max(groups, key=len)
+    for model, bundle in (
+        one for group in groups if group is not joined for one in group
+    ):
+        why = _why_apart(joined[0][1], bundle)
+        progress.say(f"merge: {model} is not in the bundle of all: {why}")
+    if len(joined) < 2:
+        return None
+    together = [bundle for _, bundle in joined]
+    out = merged_out(folder, name, Target.from_json(together[0].manifest.target))
+    if out.exists() and set(merged_from(Bundle.open(out))) == {
+        b.digest for b in together
+    }:
+        progress.say(f"merge: kept: {out} is of these very bundles")
+        return out
+    with tempfile.TemporaryDirectory(prefix=PACKING, dir=folder) as directory:
+        made = Path(directory) / out.name
+        # Pinned: they are the very bundles that were just made, or admitted.
+        pinned = [Path(f"{b.path}@sha256:{b.digest}") for b in together]
+        merged = merge(
+            pinned,
+            made,
+            trust=options.trust,
+            provenance=provenance(options.command),
+            keys=signing_keys(options, progress),
+        )
+        os.replace(made, out)
+    for line in merged.conflicts:
+        progress.say(f"merge: conflict: {line}")
+    return out
+
+
+def _why_apart(one: Bundle, other: Bundle) -> str:
+    """Return why two bundles cannot be joined; nothing where they can."""
+    try:
+        check_together((one, other))
+    except FlytuneError as error:
+        return str(error)
+    return ""
