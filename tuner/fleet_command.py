@@ -171,9 +171,9 @@ def _build_all(asked: Sequence["Asked"], folder: Path, name: str) -> bool:
         raise
     click.echo(plan_table(models), err=True)
     outcomes = build_fleet(models, progress)
+    click.echo(summary_table(outcomes))
     options, bundles = models[0].options, bundles_of(outcomes)
     merged = merge_fleet(bundles, folder, name, options, progress)
-    click.echo(summary_table(outcomes))
     if merged is not None:
         click.echo(f"of all  {merged}, not verified: flytune verify {merged}")
     return all_good(outcomes)

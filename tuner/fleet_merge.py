@@ -10,7 +10,7 @@ from flytune.caches.merge import merge
 from flytune.caches.merge_manifest import check_together, merged_from
 from flytune.caches.provenance import provenance
 from flytune.caches.target import Target
-from flytune.shapes.errors import FlytuneError
+from flytune.shapes.errors import FlytuneError, about
 from flytune.tuner.build import signing_keys
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.progress import Progress
@@ -32,7 +32,8 @@ def refuse_foreign(out: Path, digests: Collection[str]) -> None:
     """
     if not out.exists() and not out.is_symlink():
         return
-    origins = set(merged_from(Bundle.open(out)))
+    with about(out):
+        origins = set(merged_from(Bundle.open(out)))
     if not origins or not origins <= set(digests):
         raise FlytuneError(
             f"output exists, and was not merged of this fleet's bundles: {out}",

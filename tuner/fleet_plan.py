@@ -149,7 +149,8 @@ def _kept(plan: Plan, options: BuildOptions) -> Bundle | None:
     out = plan.out
     if not out.exists() and not out.is_symlink():
         return None
-    bundle = Bundle.open(out)
+    with about(out):
+        bundle = Bundle.open(out)
     manifest, why = bundle.manifest, ""
     if manifest.provenance.get("build") != build_identity(plan, options):
         why = "is of another build"
