@@ -78,6 +78,8 @@ class BuildCommand(click.Command):
         """Build the models of a file; return whether all went well."""
         given = self._given(ctx)
         folder = Path(given.pop("out", ("", "."))[1])
+        if folder.name.endswith(".tar.zst"):
+            raise click.UsageError(f"--out is a folder beside --models: {folder}")
         file = read_fleet(path, self)
         asked = [self._asked(file, table, given) for table in file.models]
         return _build_all(asked, folder, path.stem.lower())

@@ -129,6 +129,7 @@ def test_what_is_no_file_of_models(tmp_path: Path, content: bytes) -> None:
         (("--shapes", "x"), "--shapes does not go with --models"),
         (("--bake-cmd", "x"), "--bake-cmd does not go with --models"),
         (("--exclude", "x"), "--exclude does not go with --models"),
+        (("--out", "b.tar.zst"), "--out is a folder beside --models: b.tar.zst"),
         (("--", "x"), "arguments do not go with --models"),
     ],
 )
