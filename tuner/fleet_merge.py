@@ -10,6 +10,7 @@ from flytune.caches.merge import merge
 from flytune.caches.merge_manifest import check_together, merged_from
 from flytune.caches.provenance import provenance
 from flytune.caches.target import Target
+from flytune.caches.words import counted
 from flytune.shapes.errors import FlytuneError, about
 from flytune.tuner.build import signing_keys
 from flytune.tuner.options import BuildOptions
@@ -99,8 +100,9 @@ def merge_fleet(
             keys=signing_keys(options, progress),
         )
         os.replace(made, out)
-    for line in merged.conflicts:
-        progress.say(f"merge: conflict: {line}")
+    if merged.conflicts:
+        number = counted(len(merged.conflicts), "conflict")
+        progress.say(f"merge: {number}, which the manifest names: kept the newest's")
     return out
 
 
