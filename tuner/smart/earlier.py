@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.records import TuningRecord, read_records
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.journal import read_entries
 from flytune.tuner.smart.cost_model import Observed, is_observed
 from flytune.tuner.smart.limits import Limits
 
@@ -50,7 +50,7 @@ def earlier_builds(work: Path, own: Path, device: str) -> Iterator[TuningRecord]
 
 
 def _of_journal(path: Path, device: str) -> Iterator[TuningRecord]:
-    entries = list(_entries(path))
+    entries = list(read_entries(path))
     if not any(e["kind"] == DEVICE and e.get("name") == device for e in entries):
         return
     latest: dict[object, TuningRecord] = {}
@@ -64,17 +64,3 @@ def _of_journal(path: Path, device: str) -> Iterator[TuningRecord]:
             # Of another version, which its own build says.
             continue
     yield from filter(is_observed, latest.values())
-
-
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and "kind" in entry:
-            yield entry
