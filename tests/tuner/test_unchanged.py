@@ -30,7 +30,8 @@ TARGET = Target({"kind": "cpu", "isa": ("avx2",)}, {"torch": "2.15.0"})
 OPTIONS: Any = SimpleNamespace(
     **{"by_hand": None, "tp": 1, "ep": 1, "engine": "transformers"},
     **{"runs_nothing": False, "exclude": frozenset(), "search": "default"},
-    **{"command": ("flytune", "build"), "work": None},
+    **{"command": ("flytune", "build"), "work": None, "ops": ("gemm",)},
+    **{"compile_only": False, "recorded": None},
 )
 PLAN: Any = SimpleNamespace(
     model=find_model("Qwen3-4B"),
@@ -118,6 +119,7 @@ def test_what_hits_is_published_with_the_files_of_before(
     assert new.provenance["command"] == ["flytune", "build"]
     # What the device reaches was measured then.
     assert new.provenance["ceilings"] == {"copy_gb_s": 3.0}
+    assert new.provenance["build"].startswith(f"{tmp_path.name}-")
     assert [path.name for path in tmp_path.glob(".flytune-pack-*")] == []
 
 
