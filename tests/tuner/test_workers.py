@@ -135,6 +135,14 @@ def test_a_single_candidate_that_dies_is_a_row(runner: RemoteRunner) -> None:
     }
 
 
+def test_the_next_build_of_a_fleet_has_the_cores(farm: Farm) -> None:
+    (runner,) = farm.runners(DEVICE, threads=len(os.sched_getaffinity(0)))
+    runner.start()
+    farm.stop_runners()
+    (result,) = filter(None, farm.build_all([candidate("next")]))
+    assert result.status is Status.OK
+
+
 def test_workers_may_be_warmed_before_there_is_work(farm: Farm) -> None:
     # Each has ended well; there are as many as may build at once.
     assert set(ray.get(farm.warm())) == {None}
