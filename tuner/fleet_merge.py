@@ -17,6 +17,9 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import PACKING
 
+_Named = tuple[str, Bundle]
+"""A bundle, and the name of its model."""
+
 
 def merged_out(folder: Path, name: str, target: Target) -> Path:
     """Return where a merged bundle for a target will be."""
@@ -43,7 +46,7 @@ def refuse_foreign(out: Path, digests: Collection[str]) -> None:
 
 
 def merge_fleet(
-    bundles: Sequence[tuple[str, Bundle]],
+    bundles: Sequence[_Named],
     folder: Path,
     name: str,
     options: BuildOptions,
@@ -63,22 +66,7 @@ def merge_fleet(
     Raises:
         FlytuneError: a bundle is corrupt, or the output cannot be written.
     """
-    groups: list[list[tuple[str, Bundle]]] = []
-    for one in bundles:
-        fits = (group for group in groups if not _why_apart(group[0][1], one[1]))
-        if (group := next(fits, None)) is not None:
-            group.append(one)
-        else:
-            groups.append([one])
-    if not groups:
-        return None
-    # The first of the largest.
-    joined = max(groups, key=len)
-    for model, bundle in (
-        one for group in groups if group is not joined for one in group
-    ):
-        why = _why_apart(joined[0][1], bundle)
-        progress.say(f"merge: {model} is not in the bundle of all: {why}")
+    joined = _together(bundles, progress)
     if len(joined) < 2:
         return None
     together = [bundle for _, bundle in joined]
@@ -104,6 +92,24 @@ def merge_fleet(
         number = counted(len(merged.conflicts), "conflict")
         progress.say(f"merge: {number}, which the manifest names: kept the newest's")
     return out
+
+
+def _together(bundles: Sequence[_Named], progress: Progress) -> list[_Named]:
+    """Return the most bundles that go together, and say why the others do not."""
+    groups: list[list[_Named]] = []
+    for one in bundles:
+        fits = (group for group in groups if not _why_apart(group[0][1], one[1]))
+        if (group := next(fits, None)) is not None:
+            group.append(one)
+        else:
+            groups.append([one])
+    # The first of the largest.
+    joined = max(groups, key=len, default=[])
+    for model, bundle in bundles:
+        if (model, bundle) not in joined:
+            why = _why_apart(joined[0][1], bundle)
+            progress.say(f"merge: {model} is not in the bundle of all: {why}")
+    return joined
 
 
 def _why_apart(one: Bundle, other: Bundle) -> str:

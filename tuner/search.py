@@ -3,7 +3,7 @@
 What is finished is on disk before the next begins; what is there is not done again.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flytune.caches.columns import Status
@@ -74,8 +74,7 @@ def search(
         decision = recall.decision(task)
         if decision is not None and _stands(decision, quarantine.refusals(task)):
             decided[task.offered.key] = decision
-    left = [task for task in choices if task.offered.key not in decided]
-    decided |= _of_others(recall, left, quarantine, progress)
+    decided |= _of_others(recall, choices, decided, quarantine, progress)
     waiting = [task for task in choices if task.offered.key not in decided]
     progress.say(
         f"tune: {len(waiting)} lists to time, {len(choices) - len(waiting)} known "
@@ -86,8 +85,7 @@ def search(
     if waiting:
         work = Work(start(), plan, options, progress, quarantine)
         smart = _smart(plan, options, older)
-        more = (upgrade, smart, recall, progress)
-        for decision in _decisions(work, waiting, *more):
+        for decision in _decisions(work, waiting, upgrade, smart, recall, progress):
             recall.keep(decision)
             decided[decision.task.offered.key] = decision
         recall.keep_ceilings(work.ceilings(waiting))
@@ -111,12 +109,19 @@ def _smart(
 def _of_others(
     recall: Recall,
     tasks: Iterable[TuneTask],
+    decided: Container[Any],
     quarantine: Quarantine,
     progress: Progress,
 ) -> dict[Any, Decision]:
-    """Return what other builds of a fleet have decided, by the lists' keys."""
+    """Return what other builds of a fleet have decided, by the lists' keys.
+
+    Args:
+        decided: Keys of the lists that need nobody else's decision.
+    """
     taken: dict[Any, Decision] = {}
     for task in tasks:
+        if task.offered.key in decided:
+            continue
         decision = recall.shared(task)
         if decision is not None and _stands(decision, quarantine.refusals(task)):
             recall.take(task)
