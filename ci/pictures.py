@@ -27,6 +27,8 @@ BUILD = (
 # Of the bundle's chapter: its sections in this order, and those shown in the dark too.
 SECTIONS = ("time", "choice", "roof", "sure", "failed", "cost", "lists")
 DARK = ("choice", "roof")
+# Rows of the table of lists, which is as long as there are lists.
+_MOST_ROWS = 22
 _MARGIN = 24
 _WIDTH = 1200
 _LIMIT_BYTES = 300_000
@@ -66,6 +68,10 @@ def take(page: Page, report: Path, name: str) -> None:
     """Take the pictures of one report."""
     page.media(prefers_color_scheme="light")
     page.open(report, width=_WIDTH)
+    page.run(
+        "document.querySelectorAll('#b0-table tbody tr').forEach((row, at) =>"
+        f" {{ row.hidden = at >= {_MOST_ROWS}; }})"
+    )
     section(page, "#b0 section", f"{name}-intro")
     for one in SECTIONS:
         section(page, f"#b0-{one}", f"{name}-{one}")

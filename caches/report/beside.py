@@ -69,8 +69,9 @@ class Beside:
     lists: tuple[BesideRow, ...]
     left_out: int
     """Lists that are not shown, those with the least effect."""
-    changes: Grid
-    """Of each list's time, from the first bundle to the last."""
+    changes: Grid | None
+    """Of each list's time, from the first bundle to the last; None where no list has
+    one in both."""
     lead: str
 
 
@@ -79,13 +80,14 @@ def beside(bundles: Sequence[ReportedBundle]) -> Beside | None:
     if len(bundles) < 2:
         return None
     rows = sorted(_list_rows(bundles), key=lambda row: -abs(row.effect))
+    first, last = bundles[0], bundles[-1]
     return Beside(
         tuple(bundle.name for bundle in bundles),
         tuple(_fact_rows(bundles)),
         tuple(_pass_rows(bundles)),
         tuple(rows[:_MOST_LISTS]),
         max(0, len(rows) - _MOST_LISTS),
-        _changes(bundles[0], bundles[-1]),
+        _changes(first, last) if _shared([first, last])[0] else None,
         _lead(bundles),
     )
 
@@ -131,7 +133,7 @@ def _pass_rows(bundles: Sequence[ReportedBundle]) -> Iterator[BesideRow]:
             for some in shared
         ]
         if all(totals):
-            values = tuple(_timed(total, totals[0]) for total in totals)
+            values = tuple(map(_timed, totals, [None, *totals[:1] * len(totals)]))
             yield BesideRow(tokens_text(tokens), values)
 
 
@@ -160,7 +162,7 @@ def _list_rows(bundles: Sequence[ReportedBundle]) -> Iterator[BesideRow]:
         if first and last and first.us and last.us:
             effect = (last.us - first.us) * last.calls
         name = f"{named.label}, {tokens_text(named.tokens)}, {named.sizes}"
-        values = tuple(_value(one, first) for one in lists)
+        values = tuple(map(_value, lists, [None, *lists[:1] * len(lists)]))
         yield BesideRow(
             f"{name} {type_name(named.shape)}", values, named.number, effect
         )
@@ -201,7 +203,7 @@ def _changes(first: ReportedBundle, last: ReportedBundle) -> Grid:
 
 
 def _timed(us: float | None, first: float | None) -> Value:
-    if us is None or not first or us == first:
+    if us is None or not first:
         return Value(time_text(us), order=us)
     change = us / first - 1
     return Value(

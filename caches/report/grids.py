@@ -135,7 +135,7 @@ def _speedups(bundle: ReportedBundle, backend: str) -> Grid:
         tip = f"{where(one)}: {time_text(one.us)}; best of {backend} {best}"
         return Cell(f"{ratio:.2f}", speedup_style(ratio), tip, one.number)
 
-    legend = [("s s0", "no faster")]
+    legend = [("s slower", "tied, slower"), ("s s0", "no faster")]
     legend += [(f"s s{n}", f"{e:g}×") for n, e in enumerate(SPEEDUP_STEPS, 1)]
     return grid(f"Speed-up over {backend}'s best", bundle, cell, tuple(legend))
 

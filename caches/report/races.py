@@ -216,8 +216,9 @@ def canary(bundle: ReportedBundle) -> Canary | None:
     moves = [us / middle - 1 for _, us in seen]
     # In percent, and never so near that a hundredth looks much.
     low, high = min(-1.5, 110 * min(moves)), max(1.5, 110 * max(moves))
-    last = max(at for at, _ in seen)
-    x, y = LinearAxis(0.0, last / 60, 52, 440), LinearAxis(low, high, 150, 14)
+    # Of the build's time only that of timing, which may be short.
+    first, last = seen[0][0] / 60, seen[-1][0] / 60
+    x, y = LinearAxis(first, last, 58, 434), LinearAxis(low, high, 150, 14)
     points = tuple(
         (
             x.at(at / 60),

@@ -15,6 +15,8 @@ from flytune.caches.words import percent_text, rate_text
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 64, 820, 20, 400, 960, 446
 _TEXTS = 34
+# Pixels: of a letter's width, of a winner's radius, and between a slope and its words.
+_LETTER, _DOT, _NEAR = 6.3, 5, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def roofline(bundle: ReportedBundle) -> Roofline | None:
             if one.winner and (dot := won[one.number])
         ),
         tuple(dot for some in dots.values() for dot in some),
-        tuple(_lines(roof, timed, x, y)),
+        tuple(_lines(roof, dots, x, y)),
         tuple(x.ticks()),
         *_rates(y),
         tuple(_key(bundle, timed)),
@@ -154,7 +156,7 @@ def _key(
 
 
 def _lines(
-    roof: Roof, timed: Iterable[ReportedList], x: LogAxis, y: LogAxis
+    roof: Roof, dots: Mapping[int, tuple[Dot, ...]], x: LogAxis, y: LogAxis
 ) -> Iterator[Line]:
     memory = roof.memory.value
     top = max(ceiling.value for ceiling in roof.compute.values())
@@ -162,13 +164,8 @@ def _lines(
     if left < right:
         ends = (x.at(left), y.at(memory * left), x.at(right), y.at(memory * right))
         angle = math.degrees(math.atan2(ends[3] - ends[1], ends[2] - ends[0]))
-        # Where the lists leave most room.
-        stops = {one.intensity or left for one in timed}
-        between = sorted({left, right, *(s for s in stops if left < s < right)})
-        low, high = max(itertools.pairwise(between), key=lambda gap: gap[1] / gap[0])
-        middle = math.sqrt(low * high)
         words = f"{rate_text(memory, 'B/s')}, {_how(roof.memory, 'a copy')}"
-        place = (x.at(middle), y.at(memory * middle) - 7)
+        place = _beside(ends, [dot for some in dots.values() for dot in some], words)
         yield Line(*ends, (words,), *place, round(angle, 1), roof.memory.measured)
     lowest = -math.inf
     for kind, ceiling in sorted(roof.compute.items(), key=lambda item: -item[1].value):
@@ -182,6 +179,31 @@ def _lines(
         )
         flat = (x.at(knee), height, RIGHT, height)
         yield Line(*flat, texts, RIGHT + 8, lowest, 0.0, ceiling.measured)
+
+
+def _beside(
+    ends: tuple[float, float, float, float], dots: Iterable[Dot], words: str
+) -> tuple[float, float]:
+    """Return where the middle of a slope's words is: above it, and above each dot.
+
+    Of the places where they need least height it is the one with most room.
+
+    Args:
+        ends: the slope's, in pixels, as `Line` has them.
+    """
+    x, y, x2, y2 = ends
+    rise = (y2 - y) / (x2 - x)
+    half = len(words) * _LETTER / 2 * math.cos(math.atan(rise)) + _DOT
+    above = [(dot.x, y + rise * (dot.x - x) - dot.y) for dot in dots]
+    between = sorted({x, x2, *(at for at, _ in above if x < at < x2)})
+    places = []
+    for low, high in itertools.pairwise(between):
+        middle = max(x + half, min((low + high) / 2, x2 - half))
+        heights = [height for at, height in above if abs(at - middle) < half]
+        lift = max([0.0, *(height + _DOT for height in heights)]) + _NEAR
+        places.append((lift, low - high, middle))
+    lift, _, middle = min(places)
+    return round(middle, 2), round(y + rise * (middle - x) - lift, 2)
 
 
 def _how(ceiling: Ceiling, what: str) -> str:
@@ -206,9 +228,11 @@ def _lead(timed: Iterable[ReportedList], roof: Roof) -> str:
 
 
 def _notes(roof: Roof) -> Iterator[str]:
-    yield (
-        "Bytes are those of both operands and the result, each once. Where the "
-        "activation came from cache, as in serving, a dot may lie above the slope."
+    yield "Bytes are those of both operands and the result, each once." + (
+        " A dot may lie above the slope: what came from cache was not moved, and a "
+        "GEMM of few tokens hardly writes, while a copy writes as much as it reads."
+        if roof.memory.measured
+        else ""
     )
     unmeasured = not roof.memory.measured or not all(
         ceiling.measured for ceiling in roof.compute.values()

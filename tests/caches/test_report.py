@@ -107,6 +107,40 @@ def test_without_ceilings_the_best_candidate_stands_for_them(
     assert not any(line.measured for line in chart.lines)
 
 
+@pytest.mark.parametrize("reached", [0.6, 1.07, 1.4])
+def test_no_dot_lies_upon_the_words_of_a_slope(tmp_path: Path, reached: float) -> None:
+    # Powers of two, as serving has them, are nearer to each other than words are long.
+    shapes = [replace(HEAD, m=2**power) for power in range(9)]
+    moved = {shape.m: moved_bytes(shape) or 0.0 for shape in shapes}
+    rows = [record(s, "t", moved[s.m] / 4e6 / reached, winner=True) for s in shapes]
+    ceilings = {"copy_gb_s": 4000.0, "gemm_tflops": {"bfloat16": 760.0}}
+    chart = roofline(read(tmp_path, rows, provenance={"ceilings": ceilings}))
+    assert chart is not None
+    (slope,) = (line for line in chart.lines if line.angle)
+    half = 3 * len(slope.texts[0])
+    near = [dot for dot in chart.dots if abs(dot.x - slope.text_x) < half]
+    rise = (slope.y2 - slope.y) / (slope.x2 - slope.x)
+    for dot in near:
+        foot = slope.text_y + rise * (dot.x - slope.text_x)
+        assert foot < dot.y - 5
+    assert slope.x < slope.text_x - half < slope.text_x + half < slope.x2
+
+
+def test_the_canary_is_shown_while_candidates_were_timed(tmp_path: Path) -> None:
+    times = ((90.0, 171.0), (120.0, 175.0), (114.0, 169.0))
+    rows = [
+        record(replace(UP, m=m), "t", 10.0, winner=True, at_s=at, canary_us=us)
+        for m, (at, us) in enumerate(times, 1)
+    ]
+    chart = races.canary(read(tmp_path, rows))
+    assert chart is not None
+    left, middle, right = (x for x, _, _ in chart.points)
+    assert (right - middle) / (right - left) == pytest.approx(0.2)
+    # The whole width is theirs, however long the build ran before.
+    assert right - left > 350
+    assert chart.lead.endswith("took 171 µs; in 1 of 3 batches within 1 % of that.")
+
+
 def test_noise_and_ties(tmp_path: Path) -> None:
     def rounds(us: float) -> dict[str, Any]:
         return {"samples_us": (us, us * 1.01) * 10}

@@ -55,7 +55,7 @@ def page() -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    old = reported.bundle(folder, "old.tar.zst", tokens=(1, 16, 64, 256))
+    old = reported.bundle(folder, "old.tar.zst", tokens=[2**n for n in range(9)])
     new = reported.bundle(folder, "new.tar.zst", tokens=(16, 64), triton=1.1)
     bad = reported.bundle(
         folder, "bad.tar.zst", tokens=(16,), module=HOSTILE, words=HOSTILE
@@ -207,6 +207,17 @@ def test_the_theme_is_the_systems_until_one_is_chosen(opened: Page) -> None:
     assert colours()[0] == light
     shown = "getComputedStyle(document.getElementById('theme')).display"
     assert opened.run(shown) == "none"
+
+
+def test_paper_shows_what_is_folded_on_a_screen(
+    page: Page, files: dict[str, Path]
+) -> None:
+    page.media(prefers_color_scheme="light")
+    page.open(files["two"])
+    shown = "document.querySelector('#b1 table.facts').checkVisibility()"
+    assert not page.run(shown)
+    page.media("print")
+    assert page.run(shown)
 
 
 def test_it_prints(opened: Page, tmp_path: Path) -> None:

@@ -90,6 +90,23 @@ def test_every_link_leads_somewhere_in_the_page(whole: str) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_every_list_says_its_change_even_where_there_is_none(tmp_path: Path) -> None:
+    path = small_report(tmp_path).bundle.path
+    rows = re.findall(r'<span class="change d d4">([^<]*)<', page(path, path))
+    # A pass and two lists, of the second bundle alone.
+    assert rows == ["0.0 %"] * 3
+
+
+def test_bundles_without_a_list_in_common_have_no_map_of_changes(
+    tmp_path: Path,
+) -> None:
+    old = reported.bundle(tmp_path, "old.tar.zst", tokens=(16,))
+    new = reported.bundle(tmp_path, "new.tar.zst", tokens=(64,), module="other")
+    told = page(old, new)
+    assert "No list has a time in all of them." in told
+    assert "Which layers changed?" not in told
+
+
 def test_it_asks_for_nothing_and_runs_its_own_script_alone(whole: str) -> None:
     parsed = Parsed(whole)
     assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?:https?:)?//""", whole) == []
