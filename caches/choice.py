@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from flytune.caches.codes import Code
 from flytune.caches.device_profile import may_have_accelerator
 from flytune.caches.manifest import Manifest
 from flytune.caches.oci import ENGINE, TARGET, TP, Descriptor
@@ -13,6 +14,9 @@ from flytune.shapes.errors import FlytuneError
 
 class NoBundleError(FlytuneError):
     """A place that could be asked has no such bundle."""
+
+    def __init__(self, message: str, *, code: Code = Code.UNFIT) -> None:
+        super().__init__(message, code=code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ def choose(
         raise FlytuneError(
             f"several bundles{wanted}: {_names(found)}",
             hint="choose by --for-host, --target, --tp or --engine",
+            code=Code.SEVERAL,
         )
     return found[0]
 

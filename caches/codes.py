@@ -13,7 +13,8 @@ class Code(StrEnum):
 
     FT1: the bundle is for something else. FT2: it breaks a rule. FT3: the place to
     install into. FT4: installed files are damaged. FT5: switched off. FT6: who signed
-    it. FT7: the host, as `flytune doctor` sees it. FT9: flytune itself.
+    it. FT7: the host, as `flytune doctor` sees it. FT8: where bundles are kept, and
+    bundles together. FT9: flytune itself.
     """
 
     HARDWARE = "FT101"
@@ -91,6 +92,19 @@ class Code(StrEnum):
     COMPILER = "FT711"
     LITTLE_DISK = "FT712"
     NO_DEVICE = "FT713"
+
+    REFERENCE = "FT801"
+    ABSENT = "FT802"
+    UNFIT = "FT803"
+    SEVERAL = "FT804"
+    REFUSED = "FT805"
+    UNREACHABLE = "FT806"
+    REMOTE_FAILED = "FT807"
+    REMOTE_DAMAGED = "FT808"
+    OTHER_TAG = "FT809"
+    CONTENDED = "FT810"
+    LOGIN = "FT811"
+    UNMERGED = "FT812"
 
     INTERNAL = "FT901"
 
@@ -284,6 +298,51 @@ EXPLAINED: Mapping[Code, Explained] = {
     Code.NO_DEVICE: Explained(
         "a GPU is here that torch cannot use",
         "look at the driver and at the build of torch",
+    ),
+    Code.REFERENCE: Explained(
+        "what is named is no place for a bundle, or is pinned and to be pushed to",
+        "name REGISTRY/REPOSITORY[:TAG], oci:DIR[:TAG] or hf://ORG/REPO",
+    ),
+    Code.ABSENT: Explained(
+        "the registry, folder or hub lacks the tag, or a part of what it names",
+        "check the reference, or push the bundle again",
+    ),
+    Code.UNFIT: Explained(
+        "no bundle of the tag is what was asked for, or for this host",
+        "ask for one that the line names, or build and push one",
+    ),
+    Code.SEVERAL: Explained(
+        "several bundles of the tag are what was asked for",
+        "choose by --for-host, --target, --tp or --engine",
+    ),
+    Code.REFUSED: Explained(
+        "the registry or the hub does not let you",
+        "log in, `docker login` or `hf auth login`, or ask for the right to",
+    ),
+    Code.UNREACHABLE: Explained(
+        "the registry or the hub does not answer, or not by TLS that is trusted",
+        "check name, network, --ca and --insecure, and try again",
+    ),
+    Code.REMOTE_FAILED: Explained(
+        "the registry answers with an error of its own",
+        "try again; where it stays so, ask whoever runs it",
+    ),
+    Code.REMOTE_DAMAGED: Explained(
+        "what is kept there is damaged, or no bundle of flytune's",
+        "fetch it again; where it stays so, push the bundle again",
+    ),
+    Code.OTHER_TAG: Explained(
+        "the tag holds something else than bundles of this model",
+        "push to a tag or a repository of its own",
+    ),
+    Code.CONTENDED: Explained("other pushes change the tag all the time", "push again"),
+    Code.LOGIN: Explained(
+        "the file of certificates, or docker's of logins, cannot be read",
+        "check the path that the line names",
+    ),
+    Code.UNMERGED: Explained(
+        "the bundles differ in more than lists and sizes, and cannot be one",
+        "push them to one tag, or build one with the token counts of all",
     ),
     Code.INTERNAL: Explained(
         "flytune failed in a way that it does not know", "report the line"

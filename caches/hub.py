@@ -16,6 +16,7 @@ from typing import Any
 
 from flytune.caches.bundle import Bundle, writing
 from flytune.caches.choice import NoBundleError, Wanted, choose, read_manifest
+from flytune.caches.codes import Code
 from flytune.caches.manifest import MANIFEST_NAME, Manifest, check_path
 from flytune.caches.oci import (
     TARGET,
@@ -57,7 +58,9 @@ class HubReference:
         found = _REFERENCE.fullmatch(text)
         if found is None:
             raise FlytuneError(
-                f"not a reference: {text!r}", hint="hf://ORG/REPO[@REVISION]"
+                f"not a reference: {text!r}",
+                hint="hf://ORG/REPO[@REVISION]",
+                code=Code.REFERENCE,
             )
         return cls(found["repo"], found["revision"] or "main")
 
@@ -174,7 +177,7 @@ def _folders(names: Sequence[str]) -> tuple[str, ...]:
         if name.startswith(tuple(f"{folder}/" for folder in found)):
             check_path(name)
     if not found:
-        raise FlytuneError("no bundle is in the repository")
+        raise FlytuneError("no bundle is in the repository", code=Code.ABSENT)
     return tuple(sorted(found))
 
 
@@ -194,19 +197,26 @@ def _hub(place: HubReference, ca: Path | None) -> Iterator[Any]:
     try:
         yield HfApi()
     except errors.RevisionNotFoundError as error:
-        raise NoBundleError(f"the hub has no such revision: {place}") from error
+        raise NoBundleError(
+            f"the hub has no such revision: {place}", code=Code.ABSENT
+        ) from error
     except errors.RepositoryNotFoundError as error:
         raise FlytuneError(
             f"the hub has no such repository, or none for you: {place}",
             hint="make it with `hf repo create`, or log in with `hf auth login`",
+            code=Code.REFUSED,
         ) from error
     except errors.HfHubHTTPError as error:
         reason = str(error).partition("\n")[0]
-        raise FlytuneError(f"the hub refuses: {place}: {reason}") from error
+        raise FlytuneError(
+            f"the hub refuses: {place}: {reason}", code=Code.REFUSED
+        ) from error
     except Exception as error:
         # Its library raises what its HTTP library does, which is another in each of
         # its major releases.
         if not type(error).__module__.startswith("httpx"):
             raise
         reason = str(error) or type(error).__name__
-        raise FlytuneError(f"the hub cannot be reached: {place}: {reason}") from error
+        raise FlytuneError(
+            f"the hub cannot be reached: {place}: {reason}", code=Code.UNREACHABLE
+        ) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flytune.caches.archive import COPY_BYTES
 from flytune.caches.bundle import writing
+from flytune.caches.codes import Code
 from flytune.caches.manifest import canonical_json
 from flytune.caches.oci import (
     DOCUMENT_LIMIT_BYTES,
@@ -21,6 +22,7 @@ from flytune.caches.oci import (
     REF_NAME,
     Descriptor,
     Document,
+    damaged,
     entries,
     joined,
 )
@@ -69,7 +71,8 @@ class LayoutStore:
             raise AbsentError(f"not in the layout: {blob.digest}") from error
         except OSError as error:
             raise FlytuneError(
-                f"cannot read: {self._path(blob.digest)}: {error.strerror}"
+                f"cannot read: {self._path(blob.digest)}: {error.strerror}",
+                code=Code.UNREADABLE,
             ) from error
 
     def write(self, blob: Descriptor, path: Path) -> None:
@@ -112,6 +115,7 @@ class LayoutStore:
             raise FlytuneError(
                 f"tag is of something else than an index: {self._reference}",
                 hint="push to another tag",
+                code=Code.OTHER_TAG,
             )
         return document
 
@@ -119,12 +123,14 @@ class LayoutStore:
         path = self._path(digest)
         try:
             if path.stat().st_size > DOCUMENT_LIMIT_BYTES:
-                raise FlytuneError(f"manifest is too large: {path}")
+                raise damaged(f"manifest is too large: {path}")
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise AbsentError(f"not in the layout: {digest}") from error
         except OSError as error:
-            raise FlytuneError(f"cannot read: {path}: {error.strerror}") from error
+            raise FlytuneError(
+                f"cannot read: {path}: {error.strerror}", code=Code.UNREADABLE
+            ) from error
         document = Document(media_type or "", content)
         if media_type is None:
             document = Document(str(document.row().get("mediaType")), content)
@@ -138,7 +144,8 @@ class LayoutStore:
             return ()
         except OSError as error:
             raise FlytuneError(
-                f"cannot read layout: {self._root}: {error.strerror}"
+                f"cannot read layout: {self._root}: {error.strerror}",
+                code=Code.UNREADABLE,
             ) from error
         return entries(Document(INDEX_TYPE, content))
 

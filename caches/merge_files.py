@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.codes import Code
 from flytune.caches.expected import CACHES
 from flytune.caches.inductor import stored_timings
 from flytune.caches.keys import KEYS_NAME, read_keys, write_keys
@@ -97,6 +98,7 @@ def _join(path: str, holders: Sequence[Source], target: Path) -> list[str]:
             f"two bundles hold Dynamo's entry of one function: {path}: "
             f"{holders[0].name} and {holders[-1].name}",
             hint="build one bundle with the token counts of both",
+            code=Code.UNMERGED,
         )
     else:
         shutil.copyfile(files[-1], target)
@@ -154,4 +156,6 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise FlytuneError(f"file of bundle cannot be read: {path.name}") from error
+        raise FlytuneError(
+            f"file of bundle cannot be read: {path.name}", code=Code.UNREADABLE
+        ) from error

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.codes import Code
 from flytune.caches.manifest import MANIFEST_SCHEMA, Manifest, canonical_json
 from flytune.caches.ranks import WORLD_SIZE
 from flytune.caches.several import parts_of, program_of
@@ -37,6 +38,7 @@ def check_together(bundles: Sequence[Bundle]) -> None:
                 f"bundles {what}: {name}: `{old}` in {first.path}, `{new}` in "
                 f"{other.path}",
                 hint="different ones may be pushed to one tag: flytune push",
+                code=Code.UNMERGED,
             )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from flytune.caches.codes import Code
 from flytune.caches.manifest import Manifest, canonical_json, sha256_hex
 from flytune.caches.target import Target, deciding_parts
 from flytune.shapes.errors import FlytuneError
@@ -36,6 +37,11 @@ MODEL, TARGET, IDENTITY = PREFIX + "model", PREFIX + "target", PREFIX + "identit
 TP, ENGINE = PREFIX + "tp", PREFIX + "engine"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def damaged(what: str) -> FlytuneError:
+    """Return the error of what is kept somewhere and is not what it should be."""
+    return FlytuneError(what, code=Code.REMOTE_DAMAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class Descriptor:
             FlytuneError: it is malformed.
         """
         if not isinstance(row, Mapping):
-            raise FlytuneError(f"descriptor is not an object: {row!r}")
+            raise damaged(f"descriptor is not an object: {row!r}")
         size_bytes = row.get("size")
         plain = (
             isinstance(row.get("mediaType"), str)
@@ -73,7 +79,7 @@ class Descriptor:
             and isinstance(row.get("artifactType"), str | None)
         )
         if not plain:
-            raise FlytuneError(f"descriptor is malformed: {str(row)[:200]}")
+            raise damaged(f"descriptor is malformed: {str(row)[:200]}")
         return cls(
             *(row["mediaType"], row["digest"], row["size"]),
             annotations=_texts(row.get("annotations") or {}),
@@ -119,9 +125,9 @@ class Document:
         try:
             row = json.loads(self.content)
         except (ValueError, RecursionError) as error:
-            raise FlytuneError(f"not JSON: {self.digest}") from error
+            raise damaged(f"not JSON: {self.digest}") from error
         if not isinstance(row, Mapping):
-            raise FlytuneError(f"not a JSON object: {self.digest}")
+            raise damaged(f"not a JSON object: {self.digest}")
         return row
 
 
@@ -143,10 +149,10 @@ class Image:
         row = document.row()
         kind = row.get("artifactType") or _config_type(row)
         if kind not in (ARTIFACT_TYPE, CONFIG_TYPE):
-            raise FlytuneError(f"not a bundle of flytune's: `{kind}`")
+            raise damaged(f"not a bundle of flytune's: `{kind}`")
         layers = row.get("layers")
         if not isinstance(layers, list):
-            raise FlytuneError(f"image manifest has no layers: {document.digest}")
+            raise damaged(f"image manifest has no layers: {document.digest}")
         return cls(
             Descriptor.from_json(row.get("config")),
             tuple(Descriptor.from_json(layer) for layer in layers),
@@ -180,7 +186,7 @@ def entries(document: Document) -> tuple[Descriptor, ...]:
     """
     rows = document.row().get("manifests")
     if not isinstance(rows, list):
-        raise FlytuneError(f"index has no manifests: {document.digest}")
+        raise damaged(f"index has no manifests: {document.digest}")
     return tuple(Descriptor.from_json(row) for row in rows)
 
 
@@ -215,13 +221,16 @@ def joined(held: Iterable[Descriptor], added: Iterable[Descriptor]) -> Document:
     every = (*held, *added)
     if any(one.artifact_type != ARTIFACT_TYPE for one in every):
         raise FlytuneError(
-            "a tag holds something else than bundles", hint="push to another tag"
+            "a tag holds something else than bundles",
+            hint="push to another tag",
+            code=Code.OTHER_TAG,
         )
     models = {one.annotations.get(MODEL, "") for one in every}
     if len(models) > 1:
         raise FlytuneError(
             f"a tag holds the bundles of one model: {', '.join(sorted(models))}",
             hint="push to a tag or a repository of its own",
+            code=Code.OTHER_TAG,
         )
     return index({entry_identity(one): one for one in every}.values())
 
@@ -294,7 +303,7 @@ def _texts(notes: Any) -> Mapping[str, str]:
     if not isinstance(notes, Mapping) or not all(
         isinstance(text, str) for text in notes.values()
     ):
-        raise FlytuneError(f"annotations are malformed: {str(notes)[:200]}")
+        raise damaged(f"annotations are malformed: {str(notes)[:200]}")
     return dict(notes)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
+from flytune.caches.codes import Code
 from flytune.caches.manifest import sha256_hex
 from flytune.caches.oci import (
     DOCUMENT_LIMIT_BYTES,
@@ -18,6 +19,7 @@ from flytune.caches.oci import (
     INDEX_TYPE,
     Descriptor,
     Document,
+    damaged,
     described,
     entries,
     entry_identity,
@@ -60,7 +62,7 @@ class RegistryStore:
         for part in self._client.content(response):
             content += part
             if len(content) > DOCUMENT_LIMIT_BYTES:
-                raise FlytuneError(f"manifest is too large: {self._name(asked)}")
+                raise damaged(f"manifest is too large: {self._name(asked)}")
         kind = response.headers.get("Content-Type", "").partition(";")[0]
         return Document(kind, content)
 
@@ -118,6 +120,7 @@ class RegistryStore:
         raise FlytuneError(
             f"other pushes change the tag all the time: {self._name(tag)}",
             hint="push again",
+            code=Code.CONTENDED,
         )
 
     def _held(self, tag: str) -> tuple[Descriptor, ...]:
@@ -129,6 +132,7 @@ class RegistryStore:
             raise FlytuneError(
                 f"tag is of something else than an index: {self._name(tag)}",
                 hint="push to another tag",
+                code=Code.OTHER_TAG,
             )
         return entries(document)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from flytune.caches.archive import COPY_BYTES
+from flytune.caches.codes import Code
 from flytune.caches.store import Reference
 from flytune.shapes.errors import FlytuneError
 
@@ -104,10 +105,12 @@ class RegistryClient:
             raise FlytuneError(
                 f"registry refuses: {self.reference}: {_said(response)}",
                 hint=f"docker login {self.reference.place}",
+                code=Code.REFUSED,
             )
         if not response.ok and response.status_code != 404:
             raise FlytuneError(
-                f"registry failed: {self.reference}: {method}: {_said(response)}"
+                f"registry failed: {self.reference}: {method}: {_said(response)}",
+                code=Code.REMOTE_FAILED,
             )
         return response
 
@@ -150,7 +153,10 @@ class RegistryClient:
         elif scheme == "bearer":
             asked = parse_auth_header(challenge)
             if self._scheme == "https" and not str(asked.realm).startswith("https://"):
-                raise FlytuneError(f"registry asks in the clear: {asked.realm}")
+                raise FlytuneError(
+                    f"registry asks in the clear: {asked.realm}",
+                    code=Code.REMOTE_FAILED,
+                )
             ask = auth.request_token if credentials else auth.request_anonymous_token
             token = ask(asked)
             self._authorization = f"Bearer {token}" if token else None
@@ -173,15 +179,18 @@ class RegistryClient:
                 f"TLS failure: {place}: {_reason(error)}",
                 hint=f"--ca FILE or {CA_VARIABLE} names your own CA; a registry that "
                 "speaks plain HTTP needs --insecure",
+                code=Code.UNREACHABLE,
             ) from error
         except (exceptions.ChunkedEncodingError, exceptions.ReadTimeout) as error:
             raise FlytuneError(
                 f"registry stopped answering: {place}: {_reason(error)}",
                 hint="try again: what is whole by then is not fetched again",
+                code=Code.UNREACHABLE,
             ) from error
         except exceptions.RequestException as error:
             raise FlytuneError(
-                f"registry cannot be reached: {place}: {_reason(error)}"
+                f"registry cannot be reached: {place}: {_reason(error)}",
+                code=Code.UNREACHABLE,
             ) from error
 
 
@@ -195,7 +204,7 @@ def certificates(ca: Path | None) -> Path | None:
     if not named:
         return None
     if not Path(named).is_file():
-        raise FlytuneError(f"no such file of certificates: {named}")
+        raise FlytuneError(f"no such file of certificates: {named}", code=Code.LOGIN)
     return Path(named)
 
 
@@ -220,7 +229,9 @@ def _docker_config(folder: str) -> dict[str, Any]:
     try:
         row = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError) as error:
-        raise FlytuneError(f"cannot read docker's configuration: {path}") from error
+        raise FlytuneError(
+            f"cannot read docker's configuration: {path}", code=Code.LOGIN
+        ) from error
     names: dict[str, Any] = {"auths": {}, "credsStore": None, "credHelpers": {}}
     return {name: row.get(name) or default for name, default in names.items()}
 

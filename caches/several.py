@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from flytune.caches.codes import Code
 from flytune.caches.manifest import Manifest
 from flytune.shapes.errors import FlytuneError
 
@@ -26,7 +27,9 @@ def parts_of(manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
         return ({name: getattr(manifest, name) for name in names},)
     parts = manifest.program.get("parts")
     if not isinstance(parts, list) or not parts or not all(map(_is_part, parts)):
-        raise FlytuneError("program is malformed: `parts` of a merged bundle")
+        raise FlytuneError(
+            "program is malformed: `parts` of a merged bundle", code=Code.MANIFEST
+        )
     return tuple(parts)
 
 

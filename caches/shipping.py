@@ -10,6 +10,7 @@ from pathlib import Path
 from flytune.caches.blobs import BlobFolder, Moved
 from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle, writing
 from flytune.caches.choice import NoBundleError, Wanted, choose, read_manifest
+from flytune.caches.codes import Code
 from flytune.caches.layers import by_part, read_part, write_part
 from flytune.caches.layout import LayoutStore
 from flytune.caches.manifest import (
@@ -30,6 +31,7 @@ from flytune.caches.oci import (
     Document,
     Image,
     annotations,
+    damaged,
     described,
     entries,
 )
@@ -87,7 +89,11 @@ def push(bundle: Path, reference: Reference, store: Store) -> Shipped:
             cannot be reached or refuses.
     """
     if reference.digest is not None:
-        raise FlytuneError(f"a push cannot be pinned: {reference}", hint="name a tag")
+        raise FlytuneError(
+            f"a push cannot be pinned: {reference}",
+            hint="name a tag",
+            code=Code.REFERENCE,
+        )
     opened = Bundle.open(bundle)
     notes = annotations(opened.manifest)
     with tempfile.TemporaryDirectory(prefix="flytune-push-") as directory:
@@ -148,7 +154,7 @@ def pull(
     try:
         document = remote.document(reference.asked)
     except AbsentError as error:
-        raise NoBundleError(str(error)) from error
+        raise NoBundleError(str(error), code=Code.ABSENT) from error
     if document.media_type == INDEX_TYPE:
         offered = tuple(
             e for e in entries(document) if e.artifact_type == ARTIFACT_TYPE
@@ -180,7 +186,7 @@ def _assemble(image: Image, remote: "_Remote", staging: Path) -> None:
     limit_bytes = 2 * unpacked + _OVERHEAD_BYTES * (len(files) + 1)
     for layer in image.layers:
         if layer.size_bytes > limit_bytes:
-            raise FlytuneError(
+            raise damaged(
                 f"layer is larger than the bundle: {layer.digest}: "
                 f"{layer.size_bytes} bytes"
             )
@@ -189,7 +195,7 @@ def _assemble(image: Image, remote: "_Remote", staging: Path) -> None:
         elif layer.media_type == PART_TYPE:
             read_part(remote.blobs.get(layer), files, staging)
         else:
-            raise FlytuneError(f"layer is of an unknown kind: `{layer.media_type}`")
+            raise damaged(f"layer is of an unknown kind: `{layer.media_type}`")
 
 
 class _Remote:
@@ -202,7 +208,7 @@ class _Remote:
     def document(self, asked: str) -> Document:
         document = self._store.document(asked)
         if asked.startswith("sha256:") and document.digest != asked:
-            raise FlytuneError(f"manifest has another digest: {asked}")
+            raise damaged(f"manifest has another digest: {asked}")
         return document
 
     def image(self, entry: Descriptor) -> Image:
@@ -213,7 +219,7 @@ class _Remote:
 
     def config(self, image: Image) -> bytes:
         if image.config.size_bytes > MANIFEST_LIMIT_BYTES:
-            raise FlytuneError(f"manifest is too large: {image.config.digest}")
+            raise damaged(f"manifest is too large: {image.config.digest}")
         return self.blobs.get(image.config).read_bytes()
 
 

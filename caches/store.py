@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from flytune.caches.oci import Descriptor, Document
+from flytune.caches.codes import Code
+from flytune.caches.oci import Descriptor, Document, damaged
 from flytune.shapes.errors import FlytuneError
 
 LAYOUT_SCHEME = "oci:"
@@ -37,6 +38,9 @@ _LAYOUT = re.compile(
 
 class AbsentError(FlytuneError):
     """A store holds nothing under a tag or a digest."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=Code.ABSENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Reference:
                 f"not a reference: {text!r}",
                 hint="REGISTRY/REPOSITORY[:TAG][@sha256:...], oci:DIR[:TAG] or "
                 "hf://ORG/REPO[@REVISION]",
+                code=Code.REFERENCE,
             )
         found = match.groupdict()
         name = found.get("name") or ""
@@ -158,16 +163,15 @@ def checked(blob: Descriptor, parts: Iterator[bytes]) -> Iterator[bytes]:
     for part in parts:
         size_bytes += len(part)
         if size_bytes > blob.size_bytes:
-            raise FlytuneError(
-                f"blob is longer than {blob.size_bytes} bytes: {blob.digest}"
-            )
+            raise damaged(f"blob is longer than {blob.size_bytes} bytes: {blob.digest}")
         digest.update(part)
         yield part
     if size_bytes < blob.size_bytes:
         raise FlytuneError(
             f"blob is truncated: {size_bytes} of {blob.size_bytes}: {blob.digest}",
             hint="try again: what is whole by then is not fetched again",
+            code=Code.REMOTE_DAMAGED,
         )
     found = f"sha256:{digest.hexdigest()}"
     if found != blob.digest:
-        raise FlytuneError(f"blob has another digest: {blob.digest}: got {found}")
+        raise damaged(f"blob has another digest: {blob.digest}: got {found}")

@@ -125,6 +125,14 @@ def _number(_: click.Context, __: click.Parameter, value: float) -> float:
     help="Annotations of a workflow's run, on stderr.  [default: where GITHUB_ACTIONS "
     "is true]",
 )
+@click.option(
+    "--undecided",
+    type=click.Choice(("fail", "pass")),
+    default="fail",
+    show_default=True,
+    help="What the run does where the exit code is 3: fail, and annotations say why as "
+    "errors, or pass, and they are warnings. The exit code is the same.",
+)
 @click.pass_context
 def check_command(
     context: click.Context,
@@ -141,6 +149,7 @@ def check_command(
     junit_file: Path | None,
     markdown_file: Path | None,
     github: bool,
+    undecided: str,
 ) -> None:
     """Say whether NEW serves worse than a baseline: slower, bigger or colder.
 
@@ -169,7 +178,7 @@ def check_command(
     # Printed first: whatever becomes of the files, the result is not lost.
     _show(checked, as_json)
     if github:
-        for line in annotations(checked):
+        for line in annotations(checked, undecided_passes=undecided == "pass"):
             click.echo(line, err=True)
     if junit_file is not None:
         write_through(junit_file, junit(checked).encode())

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flytune.caches.words import counted
+
 if TYPE_CHECKING:
     from flytune.caches.device_profile import DeviceProfile
     from flytune.caches.target import PartResult
@@ -29,10 +31,11 @@ if TYPE_CHECKING:
 def doctor_command(bundle: str | None, profile: Path | None, as_json: bool) -> None:
     """Say what this host is, what would be tuned, and whether flytune can work here.
 
-    Of BUNDLE say part by part whether it is for this host; nothing is placed.
+    Of BUNDLE say part by part whether it is for this host, and in the last line whether
+    it is; nothing is placed.
 
     Exits 1 if something is wrong, with a line for each; what is only to be known is
-    a note.
+    a note. Of BUNDLE it exits 1 if a part misses, and if it cannot be read.
     """
     from flytune.caches.device_profile import live_profile
     from flytune.tuner.findings import findings
@@ -143,8 +146,24 @@ def _compare(path: str, as_json: bool) -> None:
             click.echo(f"{part.status:<8} {part}; {part.reason}")
         else:
             click.echo(f"{part.status:<8} {part} ({code}); {part.reason}")
-    if any(part.status is PartStatus.MISS for part in parts):
+    missed = [part for part in parts if part.status is PartStatus.MISS]
+    codes = sorted({str(code) for part in missed if (code := code_of(part))})
+    differing = sum(part.status is PartStatus.WARNING for part in parts)
+    if as_json:
+        row = {"row": "verdict", "fits": not missed, "misses": len(missed)}
+        click.echo(json.dumps({**row, "warnings": differing, "codes": codes}))
+    else:
+        click.echo(f"verdict  {_verdict(len(missed), differing, codes)}")
+    if missed:
         raise click.exceptions.Exit(1)
+
+
+def _verdict(missed: int, differing: int, codes: Sequence[str]) -> str:
+    if missed:
+        parts = counted(missed, "part")
+        return f"miss: {parts} not as built: not used here ({', '.join(codes)})"
+    besides = f"; {counted(differing, 'warning')}" if differing else ""
+    return f"hit: the bundle is for this host{besides}"
 
 
 def compared(manifest: Any) -> "tuple[PartResult, ...]":

@@ -1,5 +1,8 @@
 """The result as annotations of a GitHub workflow's run.
 
+An error is what the exit code comes of. So what is undecided is one where nothing
+fails, and a warning beside what does.
+
 Source: "Workflow commands for GitHub Actions" in GitHub's documentation; a step shows
 ten annotations of each level.
 """
@@ -7,23 +10,24 @@ ten annotations of each level.
 from collections import Counter
 from collections.abc import Iterator
 
-from flytune.caches.regression.check import Check
+from flytune.caches.regression.check import Check, Outcome
 from flytune.caches.regression.finding import BUNDLE, Finding, Kind, Standing
 from flytune.caches.regression.table import ordered
 
 _SHOWN = 10
-_LEVELS = {
-    Standing.FAILS: "error",
-    Standing.UNDECIDED: "warning",
-    Standing.WAIVED: "notice",
-}
+_LEVELS = {Standing.FAILS: "error", Standing.WAIVED: "notice"}
 
 
-def annotations(check: Check) -> Iterator[str]:
-    """Yield workflow commands, the gravest first; notes are none, but for limits."""
+def annotations(check: Check, *, undecided_passes: bool = False) -> Iterator[str]:
+    """Yield workflow commands, the gravest first; notes are none, but for limits.
+
+    Args:
+        undecided_passes: Whether the run passes where nothing is decided.
+    """
+    decides = check.outcome is Outcome.UNDECIDED and not undecided_passes
     shown: Counter[str] = Counter()
     for finding in ordered(check.findings):
-        level = _level(finding)
+        level = _level(finding, "error" if decides else "warning")
         if level is None:
             continue
         shown[level] += 1
@@ -34,9 +38,11 @@ def annotations(check: Check) -> Iterator[str]:
             yield f"::{level} title=flytune check::and {more} more: see the summary"
 
 
-def _level(finding: Finding) -> str | None:
+def _level(finding: Finding, undecided: str) -> str | None:
     if finding.kind is Kind.LIMITS:
         return "warning"
+    if finding.standing is Standing.UNDECIDED:
+        return undecided
     return _LEVELS.get(finding.standing)
 
 

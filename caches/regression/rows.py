@@ -98,7 +98,11 @@ def _processes(check: Check, one: Compared) -> int | None:
 
 
 def _test(one: Compared) -> dict[str, Any]:
-    return {**numbers(one), "slower": one.slower}
+    return {
+        **numbers(one),
+        "slower": one.slower,
+        "faster_p_value": one.faster_p,
+    }
 
 
 def _winner(record: TuningRecord) -> dict[str, Any]:

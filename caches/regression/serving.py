@@ -32,6 +32,12 @@ _DEFAULTS: Mapping[str, Any] = {
 _ROOM = ("dynamo.recompile_limit", "dynamo.accumulated_recompile_limit")
 # Nor are a name, and what installing a bundle does by itself.
 _OWN = ("name", "portable_keys")
+# What is said with a setting, in one line: a policy has the threads of its device, and
+# a variable for them.
+_WITH: Mapping[str, Sequence[str]] = {
+    "device": ("threads", "env.OMP_NUM_THREADS"),
+    "threads": ("env.OMP_NUM_THREADS",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,11 @@ def predicted(sides: Sides, serving: Serving | None) -> Iterator[Finding]:
     asked = serving or Serving.of(old)
     misses = list(_misses(new.policy, asked, sides))
     yield from misses
-    missed = {finding.values.get("setting") for finding in misses}
+    missed = {
+        name
+        for values in (finding.values for finding in misses)
+        for name in (values.get("setting"), *values.get("besides", ()))
+    }
     yield from _differences(_flat(old.policy), _flat(new.policy), missed)
     # The policy sets some of all settings.
     own = {f"inductor_config.{n}" for n in new.policy.get("inductor") or {}}
@@ -105,20 +115,28 @@ def _misses(
     policy: Mapping[str, Any], asked: Serving, sides: Sides
 ) -> Iterator[Finding]:
     wanted, baked = _flat(asked.policy), _flat(policy)
-    for name in sorted(wanted.keys() | baked.keys()):
-        if name in (*_ROOM, *_OWN, "tokens"):
-            continue
-        serves, holds = _value(wanted, name), _value(baked, name)
-        if serves == holds:
-            continue
+    values = {
+        name: (_value(wanted, name), _value(baked, name))
+        for name in (*_WITH, *sorted(wanted.keys() | baked.keys() - _WITH.keys()))
+        if name not in (*_ROOM, *_OWN, "tokens")
+    }
+    differ = [name for name, (serves, holds) in values.items() if serves != holds]
+    while differ:
+        name, *differ = differ
+        serves, holds = values[name]
         text = (
             f"{name}: serving has {quoted(serves)}, the bundle was baked with "
             f"{quoted(holds)}: every graph misses ({asked.source})"
         )
+        besides = [other for other in _WITH.get(name, ()) if other in differ]
+        differ = [other for other in differ if other not in besides]
+        for other in besides:
+            text += f"; {other}: {' and '.join(map(quoted, values[other]))}"
         hint = "serve under the new policy: --serving-policy NEW says that you do"
-        yield found(
-            Kind.MISSES, BUNDLE, text, hint, setting=name, serving=serves, baked=holds
-        )
+        if name == "device":
+            hint = "build for the device that serves"
+        said = {"setting": name, "serving": serves, "baked": holds, "besides": besides}
+        yield found(Kind.MISSES, BUNDLE, text, hint, **said)
     yield from _sizes(policy, asked, sides.old.lists)
 
 

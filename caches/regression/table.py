@@ -202,9 +202,16 @@ def _row(one: Compared) -> tuple[str, ...]:
         us(one.new_us),
         f"{one.ratio - 1:+.1%}",
         calls,
-        p_words(one.p_value).removeprefix("p "),
+        _p(one),
         winner_words(one),
     )
+
+
+def _p(one: Compared) -> str:
+    """Return the p-value of the way that a time has gone; "" where none is asked."""
+    tested = one.shift is None or not one.shift.certain
+    asked = one.p_value if one.ratio > 1 and tested else one.faster_p
+    return "" if asked is None else p_words(asked).removeprefix("p ")
 
 
 def winner_words(one: Compared) -> str:

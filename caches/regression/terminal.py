@@ -1,6 +1,8 @@
 """The result on a terminal, in colour."""
 
-from rich.console import Console
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +28,8 @@ _OUTCOMES = {
     Outcome.UNDECIDED: "bold yellow",
 }
 
+_GAP = "  "
+
 
 def show(check: Check) -> None:
     """Print it; what comes from a bundle is text, and never markup."""
@@ -35,18 +39,45 @@ def show(check: Check) -> None:
     for standing, line in findings_lines(check):
         console.print(Text(line, _STYLES[standing]))
     if check.times.lists:
-        console.print(_table(time_rows(check)))
+        console.print(table(time_rows(check), console.width))
     for line in more_lists(check):
         console.print(Text(line))
     console.print(Text(verdict(check), _OUTCOMES[check.outcome]))
 
 
-def _table(rows: list[tuple[str, ...]]) -> Table:
+def table(rows: Sequence[Sequence[str]], width: int) -> RenderableType:
+    """Return the table of times, in which nothing is cut.
+
+    Where a row is longer than a line, its name stands above its numbers.
+
+    Args:
+        rows: The head, then the rows, as `time_rows` returns them.
+        width: Of the terminal, in columns.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        return Text("\n").join(_stacked(rows, widths[1:-1], width))
     head, *body = rows
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    whole = Table(box=None, pad_edge=False, header_style="bold")
     for at, name in enumerate(head):
         numbers = 0 < at < len(head) - 1
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+        whole.add_column(name, justify="right" if numbers else "left", no_wrap=True)
     for row in body:
-        table.add_row(*map(Text, row))
-    return table
+        whole.add_row(*map(Text, row))
+    return whole
+
+
+def _stacked(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], width: int
+) -> Iterator[Text]:
+    for at, (name, *numbers, winner) in enumerate(rows):
+        style = "" if at else "bold"
+        if name:
+            yield Text(name, style)
+        cells = (cell.rjust(size) for cell, size in zip(numbers, widths, strict=True))
+        line = _GAP + _GAP.join(cells)
+        if len(line) + len(_GAP) + len(winner) <= width:
+            yield Text(f"{line}{_GAP}{winner}", style)
+        else:
+            yield Text(line, style)
+            yield Text(f"{_GAP}{winner}", style)

@@ -40,8 +40,8 @@ class Compared:
     """None of a forward pass."""
     pairs: tuple[Pair, ...] = ()
     """The lists of a forward pass."""
-    faster_p: float = 1.0
-    """As `p_value`, of a list that takes less: of so large a gain by chance."""
+    faster_p: float | None = None
+    """As `p_value`, but of so large a gain; None where that is not asked."""
 
     @property
     def ratio(self) -> float:
@@ -72,7 +72,7 @@ class Compared:
     @property
     def faster(self) -> bool:
         """Whether it surely is."""
-        return self.under and self.faster_p <= FALSE_ALARMS
+        return self.faster_p is not None and self.faster_p <= FALSE_ALARMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +185,11 @@ def findings_of(
         if one.over:
             cause = cause_of(one.shift, same_software=same_software, retimed=retimed)
             yield from _of_slower(one, one.shift, cause, decide_by)
-        elif one.faster:
-            text = _change(one, tested=False)
+        elif one.faster_p is not None and one.faster:
+            text = _change(one, one.faster_p)
             yield noted(Kind.FASTER, one.name, text, "", **numbers(one))
     for one in times.passes:
-        text = f"its GEMMs take {_change(one)}"
+        text = f"its GEMMs take {_change(one, one.p_value)}"
         if one.slower:
             hint = "the lists that got slower say why"
             yield found(Kind.SLOWER_PASS, one.name, text, hint, **numbers(one))
@@ -221,7 +221,7 @@ def _of_slower(
     one: Compared, shift: Shift, cause: tuple[str, str], decide_by: str
 ) -> Iterator[Finding]:
     why, hint = cause
-    text = f"{_change(one)}; {why}"
+    text = f"{_change(one, one.p_value)}; {why}"
     values = {**numbers(one), "cause": why}
     if one.slower:
         yield found(Kind.SLOWER, one.name, text, hint, **values)
@@ -242,10 +242,10 @@ def numbers(one: Compared) -> dict[str, float]:
     }
 
 
-def _change(one: Compared, *, tested: bool = True) -> str:
-    """Return both times; where it is asked whether one is slower, with the p-value."""
+def _change(one: Compared, p_value: float) -> str:
+    """Return both times, and how likely so much is by chance."""
     change = f"{us(one.old_us)} -> {us(one.new_us)} us, {one.ratio - 1:+.1%}"
-    return f"{change}, {p_words(one.p_value)}" if tested else change
+    return f"{change}, {p_words(p_value)}"
 
 
 def p_words(p_value: float) -> str:

@@ -30,6 +30,7 @@ def test_a_bundle_for_this_host_part_by_part(tmp_path: Path) -> None:
     (warning,) = (line for line in lines if line.startswith("warning"))
     assert warning.startswith("warning  hardware.l3_bytes: built for `1`, here `")
     assert warning.endswith("; no key holds it, times depend on it")
+    assert lines[-1] == "verdict  hit: the bundle is for this host; 1 warning"
     assert list(tmp_path.glob("home/*")) == []
 
 
@@ -40,19 +41,26 @@ def test_a_bundle_for_another_host(
     monkeypatch.setattr("flytune.caches.target_env.asked", lambda _: keys)
     target = Target.here(threads=1, torch_key="ab" * 32).to_json()
     target["hardware"]["isa"] = ["amx_tile"]
-    rows = {}
+    rows, verdicts = {}, {}
     for name, more in (("b", {}), ("s", {"software": "stand-in"})):
         result = doctor(installable(tmp_path, name, target=target, **more), "--json")
         assert result.exit_code == 1
-        parts = map(json.loads, result.stdout.splitlines())
+        *parts, verdict = map(json.loads, result.stdout.splitlines())
         rows[name] = {row["part"]: row for row in parts}
+        verdicts[name] = verdict
     missed = {k: r["code"] for k, r in rows["b"].items() if r["status"] == "miss"}
     assert missed == {"hardware.isa": "FT101", "software.torch_key": "FT102"}
     assert rows["b"]["software.torch_key"]["built"] == "ab" * 32
     assert rows["s"]["software"]["code"] == "FT104"
+    told = {"row": "verdict", "fits": False, "misses": 2, "warnings": 0}
+    assert verdicts["b"] == {**told, "codes": ["FT101", "FT102"]}
+    assert verdicts["s"]["codes"] == ["FT101", "FT102", "FT104"]
     # In words too, and of what is only compiled that it serves nothing.
     bake = {"passes": [], "settled": False, "remaining": {}}
     only = doctor(installable(tmp_path, "c", target=target, bake=bake))
     assert only.stdout.splitlines()[0].startswith(
         "miss     bundle: built for `another build`, here `serving` (FT103)"
+    )
+    assert only.stdout.splitlines()[-1] == (
+        "verdict  miss: 3 parts not as built: not used here (FT101, FT102, FT103)"
     )

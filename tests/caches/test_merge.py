@@ -271,8 +271,9 @@ def test_what_does_not_go_together_is_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     one, two = bundle(tmp_path, "a"), bundle(tmp_path, "bb", **changes)
-    with pytest.raises(FlytuneError, match=words):
+    with pytest.raises(FlytuneError, match=words) as caught:
         merged(tmp_path, one, two)
+    assert caught.value.code == "FT812"
     assert not (tmp_path / "out").exists()
 
 

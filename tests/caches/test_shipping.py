@@ -24,6 +24,7 @@ from flytune.caches.oci import (
     Document,
 )
 from flytune.caches.parts import part_of
+from flytune.caches.registry import RegistryStore
 from flytune.caches.shipping import mirror, store_of
 from flytune.caches.store import Reference
 from flytune.caches.target import Target
@@ -160,8 +161,9 @@ def test_an_accelerators_bundle_is_in_the_index(
 def test_tag_is_of_one_model(tmp_path: Path, repo: str) -> None:
     send(installable(tmp_path), repo)
     big = installable(tmp_path, "big.tar.zst", model={"name": "big"})
-    with pytest.raises(FlytuneError, match="bundles of one model: big, tiny"):
+    with pytest.raises(FlytuneError, match="bundles of one model: big, tiny") as caught:
         send(big, repo)
+    assert caught.value.code == "FT809"
     assert len(held(repo)) == 1
     # Tags do not mix, though one's name begins with the other's.
     send(big, f"{repo}:latest--big")
@@ -193,6 +195,16 @@ def test_pushes_at_once_lose_nothing(tmp_path: Path, repo: str) -> None:
     assert len(held(f"{repo}:at-once")) == count
 
 
+def test_a_tag_that_others_change_all_the_time(
+    tmp_path: Path, repo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RegistryStore, "_is", lambda *_: False)
+    monkeypatch.setattr("flytune.caches.registry._ADD_ATTEMPTS", 2)
+    with pytest.raises(FlytuneError, match="other pushes change the tag") as caught:
+        send(installable(tmp_path), f"{repo}:contended")
+    assert caught.value.code == "FT810"
+
+
 def test_host_without_a_bundle_is_told_the_nearest(tmp_path: Path, repo: str) -> None:
     send(installable(tmp_path, "far.tar.zst", target=elsewhere()), repo)
     farther = other(isa=["amx_tile"], l2_bytes=1, arch="riscv64")
@@ -220,10 +232,12 @@ def test_one_of_several_must_be_chosen(tmp_path: Path, repo: str) -> None:
         send(installable(tmp_path, f"{rank}.tar.zst", model=model), repo)
     with pytest.raises(FlytuneError, match=r"several bundles for this host: .* tp2"):
         fetch(repo, tmp_path / "out", for_host=True)
-    with pytest.raises(FlytuneError, match="several bundles: cpu-"):
+    with pytest.raises(FlytuneError, match="several bundles: cpu-") as caught:
         fetch(repo, tmp_path / "out")
-    with pytest.raises(FlytuneError, match=r"no bundle for tp4: there is .* tp1"):
+    assert caught.value.code == "FT804"
+    with pytest.raises(FlytuneError, match=r"no bundle for tp4: .* tp1") as caught:
         fetch(repo, tmp_path / "out", tp=4)
+    assert caught.value.code == "FT803"
     with pytest.raises(FlytuneError, match="no bundle for gpu-x"):
         fetch(repo, tmp_path / "out", target="gpu-x")
     slug = Target.here(threads=1).slug
@@ -240,8 +254,9 @@ def test_pinned_pull_gets_what_was_pinned(tmp_path: Path, repo: str) -> None:
     wrong = first.bundle[:-8] + "00000000"
     with pytest.raises(FlytuneError, match="not in the registry"):
         fetch(wrong, tmp_path / "wrong")
-    with pytest.raises(FlytuneError, match="a push cannot be pinned"):
+    with pytest.raises(FlytuneError, match="a push cannot be pinned") as caught:
         send(tmp_path / "b.tar.zst", first.bundle)
+    assert caught.value.code == "FT801"
 
 
 def test_pull_goes_on_where_it_was_cut(tmp_path: Path, repo: str, home: Path) -> None:
@@ -311,8 +326,9 @@ def test_damaged_blob_is_refused(
     )
     path = shared_registry.blob(layer["digest"])
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(FlytuneError, match=words):
+    with pytest.raises(FlytuneError, match=words) as caught:
         fetch(repo, tmp_path / "out")
+    assert caught.value.code == "FT808"
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         *("b.tar.zst", "home", "staged-b.tar.zst")
     ]
@@ -320,12 +336,14 @@ def test_damaged_blob_is_refused(
 
 def test_what_is_not_there(tmp_path: Path, repo: str) -> None:
     bundle = installable(tmp_path)
-    with pytest.raises(FlytuneError, match=r"not in the registry: .*:v9"):
+    with pytest.raises(FlytuneError, match=r"not in the registry: .*:v9") as caught:
         fetch(f"{repo}:v9", tmp_path / "out")
+    assert caught.value.code == "FT802"
     closed = "127.0.0.1:1/team/x"
     for run in (lambda: send(bundle, closed), lambda: fetch(closed, tmp_path / "out")):
-        with pytest.raises(FlytuneError, match=r"cannot be reached: 127.0.0.1:1: Fail"):
+        with pytest.raises(FlytuneError, match=r"reached: 127.0.0.1:1: Fail") as caught:
             run()
+        assert caught.value.code == "FT806"
     with pytest.raises(FlytuneError, match="cannot read bundle"):
         send(tmp_path / "none", repo)
 

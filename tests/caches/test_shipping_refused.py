@@ -2,7 +2,9 @@
 
 import io
 import json
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,7 @@ def test_own_ca_and_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             push(bundle, reference, store_of(reference))
         with pytest.raises(FlytuneError, match=r"registry refuses: .*: 401") as caught:
             push(bundle, reference, store_of(reference, ca=ca))
+        assert caught.value.code == "FT805"
         assert caught.value.hint == f"docker login {running.place}"
         docker = log_in(tmp_path / "docker", running.place)
         monkeypatch.setenv("DOCKER_CONFIG", str(docker))
@@ -178,10 +181,29 @@ def test_own_ca_and_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 out = tmp_path / name
                 pulled = pull(reference, store_of(reference), Wanted(), out)
                 assert pulled.bundle == pushed.bundle
-        with pytest.raises(FlytuneError, match="no such file of certificates"):
+        with pytest.raises(FlytuneError, match="no such file of cert") as caught:
             store_of(reference, ca=tmp_path / "none")
+        assert caught.value.code == "FT811"
         with pytest.raises(FlytuneError, match=r"--insecure|400 Bad Request"):
             pull(reference, store_of(reference, insecure=True), Wanted())
+
+
+def test_a_registry_that_fails(tmp_path: Path) -> None:
+    class Failing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(500)
+
+    server = HTTPServer(("127.0.0.1", 0), Failing)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with pytest.raises(FlytuneError, match=r"registry failed: .*: 500") as caught:
+            fetch(f"127.0.0.1:{server.server_port}/team/tiny", tmp_path / "out")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert caught.value.code == "FT807"
 
 
 def test_a_token_for_each_scope(

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tuned_bundles import Tune, shape, three_lists, tuned, usual
+from tuned_bundles import Made, Tune, shape, three_lists, tuned, usual
 
 from flytune.caches.regression.annotations import annotations
 from flytune.caches.regression.check import Check, Settings, check
@@ -145,6 +145,26 @@ def test_annotations_are_commands_of_one_line(checked: Check) -> None:
     )
     assert any(line.startswith("::warning") and "expired" in line for line in made)
     assert any(line.startswith("::notice") and "waived" in line for line in made)
+
+
+def test_what_is_undecided_is_an_error_where_it_is_what_fails_the_run(
+    tmp_path: Path,
+) -> None:
+    lists = {shape(n): usual(20.0) for n in range(3)}
+    fewer = {shape(n): usual(20.0) for n in range(2)}
+    old = Side.open(tuned(tmp_path / "old", Tune(1), lists))
+
+    def levels(new: dict[GemmShape, tuple[Made, ...]], **how: bool) -> list[str]:
+        folder = tmp_path / f"new-{len(list(tmp_path.iterdir()))}"
+        path = tuned(folder, Tune(2, canary_us=110.0), new)
+        checked = check(Side.open(path), old, Settings(), TODAY)
+        made = [line.partition("%3A ") for line in annotations(checked, **how)]
+        return [f"{level[2:].split()[0]} {rest[:5]}" for level, _, rest in made]
+
+    assert levels(lists) == ["error other"]
+    assert levels(lists, undecided_passes=True) == ["warning other"]
+    # Beside a list that is lost it decides nothing.
+    assert levels(fewer) == ["error lost%", "warning other"]
 
 
 def test_ten_annotations_of_a_level_are_shown(tmp_path: Path) -> None:

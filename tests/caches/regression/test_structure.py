@@ -202,11 +202,11 @@ def test_settings_that_differ_are_predicted_misses(tmp_path: Path) -> None:
     checked = compared(*pair(tmp_path, policy=policy))
     lines = said(checked, Kind.MISSES)
     assert [line.partition(":")[0] for line in lines] == [
+        "threads",
         "inductor.freezing",
         "inductor.max_autotune",
-        "threads",
     ]
-    assert lines[1] == (
+    assert lines[2] == (
         "inductor.max_autotune: serving has `True`, the bundle was baked with `False`: "
         "every graph misses (the baseline's)"
     )
@@ -214,6 +214,28 @@ def test_settings_that_differ_are_predicted_misses(tmp_path: Path) -> None:
         "name: was `max-autotune-no-cudagraphs`, is `mine`"
     ]
     assert checked.outcome is Outcome.REGRESSION
+
+
+def test_a_device_and_its_threads_are_one_miss_beside_the_other_device(
+    tmp_path: Path,
+) -> None:
+    threads = {"threads": 8, "env": {"OMP_NUM_THREADS": "8"}}
+    hardware = {**HARDWARE, "kind": "cpu", "product": "AMD EPYC"}
+    new, old = pair(
+        tmp_path,
+        policy={**POLICY, "device": "cpu", **threads},
+        target={"hardware": hardware, "software": SOFTWARE},
+    )
+    checked = compared(new, old)
+    assert said(checked, Kind.MISSES) == [
+        "device: serving has `cuda`, the bundle was baked with `cpu`: every graph "
+        "misses (the baseline's); threads: `1` and `8`; env.OMP_NUM_THREADS: `1` and "
+        "`8`"
+    ]
+    assert said(checked, Kind.OTHER_DEVICE) == [
+        "hardware.product: was `NVIDIA H200`, is `AMD EPYC`"
+    ]
+    assert said(checked, Kind.POLICY) == []
 
 
 def test_the_policy_of_serving_decides_what_is_missed(tmp_path: Path) -> None:

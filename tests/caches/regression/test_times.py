@@ -28,7 +28,7 @@ from flytune.caches.regression.check import Check, Outcome, Settings, check
 from flytune.caches.regression.finding import Finding, Kind, Standing
 from flytune.caches.regression.limits import Threshold
 from flytune.caches.regression.sides import Side
-from flytune.caches.regression.table import statistics, verdict
+from flytune.caches.regression.table import statistics, time_rows, verdict
 from flytune.shapes.gemm import GemmShape
 
 TODAY = datetime.date(2026, 11, 30)
@@ -106,8 +106,17 @@ def test_what_is_faster_is_noted(tmp_path: Path) -> None:
     checked = compared(tmp_path, changed([first.slower(-0.2), *others]))
     (finding,) = checked.findings
     assert (finding.kind, finding.standing) == (Kind.FASTER, Standing.NOTED)
-    # What is tested is whether it is slower: of that the p-value says nothing here.
-    assert re.fullmatch(r"[12]\d\.\d -> 1\d\.\d us, -(19|2\d)\.\d%", finding.text)
+    # The p-value is that of so large a gain, not the one of being slower, which is 1.
+    change = r"[12]\d\.\d -> 1\d\.\d us, -(19|2\d)\.\d%"
+    assert re.fullmatch(f"{change}, p <0.0001", finding.text)
+    _, whole, *lists = time_rows(checked)
+    shown = {row[0]: row[5] for row in lists}
+    assert shown.pop(finding.subject) == "<0.0001"
+    # Of what is hardly faster, and of a forward pass, nobody asks how surely it is.
+    ratios = {one.name: one.ratio for one in checked.times.lists}
+    assert any(ratios[name] < 1 for name in shown)
+    assert all((shown[name] == "") is (ratios[name] < 1) for name in shown)
+    assert (whole[5] == "") is (checked.times.passes[0].ratio < 1)
 
 
 def test_what_is_below_the_floor_or_not_sure_is_not_faster(tmp_path: Path) -> None:
