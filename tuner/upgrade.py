@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from flytune.caches.columns import SHAPE_COLUMNS, Status
 from flytune.caches.lists import TunedList
 from flytune.caches.records import TuningRecord
+from flytune.caches.regression.spread import round_error
 from flytune.caches.ties import SURE, TIE_BAND
 from flytune.tuner.candidate import ATEN, TIMED, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide, files_digest, untimed_record
@@ -26,10 +27,6 @@ from flytune.tuner.survival import Changes
 OLDER = "older"
 """The rule that leaves a candidate out: an older bundle has it behind the front."""
 RUNNERS_UP = 2
-# A median's error in median absolute deviations of the samples, times their root:
-# 1.4826 of these are a standard deviation, and a median is 1.2533 times less sure than
-# a mean.
-_MEDIAN_ERROR = 1.4826 * 1.2533
 
 _Signature = tuple[str, str, str]
 
@@ -192,15 +189,13 @@ def _moved(known: Known, now: Mapping[str, TuningRecord], name: str) -> bool:
     assert new_winner.median_us is not None, "`settled` said so"
     before = math.log(old.median_us / old_winner.median_us)
     after = math.log(new.median_us / new_winner.median_us)
-    error = math.hypot(*map(_error, (old, old_winner, new, new_winner)))
+    error = math.hypot(
+        *(
+            round_error(one.samples_us, one.median_us or 0.0)
+            for one in (old, old_winner, new, new_winner)
+        )
+    )
     return abs(after - before) > math.log1p(TIE_BAND) + SURE * error
-
-
-def _error(record: TuningRecord) -> float:
-    """Return the standard error of a median, as a share of it."""
-    if not record.median_us or not record.rounds or record.mad_us is None:
-        return 0.0
-    return _MEDIAN_ERROR * record.mad_us / record.median_us / math.sqrt(record.rounds)
 
 
 def _renamed(known: Known, candidate: Candidate) -> TuningRecord:

@@ -4,30 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import small_reports
 from bundles import manifest
+from small_reports import UP
 
 from flytune.caches.lists import calls_of, lists_of
 from flytune.caches.records import Status, TuningRecord
-from flytune.shapes.gemm import GemmShape
-
-SHAPE = GemmShape("mm", 16, 4096, 1024, module="layers.*.mlp.up_proj", count=32)
 
 
 def record(name: str, *samples_us: float, **more: Any) -> TuningRecord:
     median = sorted(samples_us)[len(samples_us) // 2] if samples_us else None
-    columns: dict[str, Any] = {
-        "backend": "triton",
-        "template": "mm",
-        "config": "{}",
-        "choice_hash": name,
-        "status": Status.OK,
-        "median_us": median,
-        "samples_us": samples_us,
-        "inductor_op": "mm",
-        "inputs_key": "k",
-        "precision": "highest",
-    }
-    return TuningRecord.of_shape(SHAPE, **(columns | more))
+    columns = {"samples_us": samples_us, "inputs_key": "k", "mad_us": None}
+    return small_reports.record(UP, name, median, **(columns | more))
 
 
 def test_records_of_one_list_are_together_wherever_they_stand() -> None:
@@ -39,7 +27,7 @@ def test_records_of_one_list_are_together_wherever_they_stand() -> None:
         ["b"],
     ]
     assert lists[0].name == "mm (16, 4096, 1024) at layers.*.mlp.up_proj"
-    assert (lists[0].shape, lists[0].shape.count) == (SHAPE, 32)
+    assert (lists[0].shape, lists[0].shape.count) == (UP, 32)
 
 
 def test_lists_of_one_key_are_told_apart_by_when_they_were_decided() -> None:
@@ -96,21 +84,21 @@ def test_another_release_of_torch_offers_the_same_list() -> None:
     ("row", "calls"),
     [
         # Before winners had counts the records counted the first module's calls.
-        ({}, {SHAPE.module: 32, "gate": 32}),
-        ({"counts": [30, 2]}, {SHAPE.module: 30, "gate": 2}),
-        ({"counts": [30]}, {SHAPE.module: 32, "gate": 32}),
-        ({"op": "addmm"}, {SHAPE.module: 32}),
-        ({"inputs_key": "another"}, {SHAPE.module: 32}),
-        ({"shape": "mm (1, 4096, 1024)"}, {SHAPE.module: 32}),
-        ({"modules": ["gate", SHAPE.module]}, {SHAPE.module: 32}),
-        ({"modules": "gate"}, {SHAPE.module: 32}),
+        ({}, {UP.module: 32, "gate": 32}),
+        ({"counts": [30, 2]}, {UP.module: 30, "gate": 2}),
+        ({"counts": [30]}, {UP.module: 32, "gate": 32}),
+        ({"op": "addmm"}, {UP.module: 32}),
+        ({"inputs_key": "another"}, {UP.module: 32}),
+        ({"shape": "mm (1, 4096, 1024)"}, {UP.module: 32}),
+        ({"modules": ["gate", UP.module]}, {UP.module: 32}),
+        ({"modules": "gate"}, {UP.module: 32}),
     ],
 )
 def test_the_calls_of_each_module(row: dict[str, Any], calls: dict[str, int]) -> None:
     (one,) = lists_of([record("a", 2.0, winner=True)])
     whole = {
-        **{"op": "mm", "inputs_key": "k", "shape": str(SHAPE)},
-        **{"modules": [SHAPE.module, "gate"], **row},
+        **{"op": "mm", "inputs_key": "k", "shape": str(UP)},
+        **{"modules": [UP.module, "gate"], **row},
     }
     assert calls_of(one, manifest(winners=(whole,))) == calls
 

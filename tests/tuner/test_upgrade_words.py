@@ -147,7 +147,7 @@ def test_nothing_comes_later_where_all_comes_first() -> None:
 
 def test_what_the_records_do_not_tell() -> None:
     first, _ = plan_lines(lists(batch_s=None), moved(triton="3.9.0"))
-    assert first.endswith("cores, and on the device what the records do not tell")
+    assert first.endswith(", and on the device what the records do not tell")
 
 
 def test_lists_without_a_choice_are_no_work() -> None:
