@@ -6,7 +6,7 @@ or hangs it costs that candidate alone, and becomes a result.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,10 +57,10 @@ class _RunnerActor:
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         return self._runner.measure(names, plan)
 
-    def ceilings(self, dtypes: Sequence[str]) -> dict[str, Any]:
+    def ceilings(self, types: Mapping[str, str]) -> dict[str, Any]:
         # The operands of the last list may fill the device.
         self._runner.end()
-        return measure_ceilings(self._kind, dtypes)
+        return measure_ceilings(self._kind, types)
 
 
 def _local_runner(device: Device) -> Runner:
@@ -113,7 +113,7 @@ class RemoteRunner:
         """End the actor, if there is one, and give back what it holds."""
         self._kill()
 
-    def ceilings(self, dtypes: Sequence[str]) -> dict[str, Any]:
+    def ceilings(self, types: Mapping[str, str]) -> dict[str, Any]:
         """Return what the device reaches at most, as `measure_ceilings` does.
 
         Empty where it could not be measured: no build fails for it.
@@ -123,7 +123,7 @@ class RemoteRunner:
         """
         try:
             found: dict[str, Any] = self._call(
-                "ceilings", self._deadlines.measure_s, dtypes
+                "ceilings", self._deadlines.measure_s, dict(types)
             )
         except RunnerDiedError:
             return {}

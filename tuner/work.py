@@ -7,6 +7,7 @@ from typing import Any
 
 from flytune.caches.columns import Status
 from flytune.caches.policy import uses_flydsl
+from flytune.caches.report.work import type_of
 from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.overlap import Timed, timed_while_building
@@ -55,8 +56,9 @@ class Work:
         """Return what the first device that has timed reaches; nothing if none has."""
         if not self._runners:
             return {}
-        dtypes = {task.shape.a_dtype for task in tasks}
-        return self._runners[0].ceilings(sorted(dtypes))
+        return self._runners[0].ceilings(
+            {type_of(task.shape): task.shape.a_dtype for task in tasks}
+        )
 
     def timed(self, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         """Yield every list once it is built and timed, in no order."""

@@ -63,6 +63,10 @@ def test_exit_codes_say_what_it_comes_to(
     assert elsewhere.exit_code == 3
     assert "--retime" in elsewhere.stdout
     assert elsewhere.stdout.splitlines()[-1].startswith("check     UNDECIDED: 1 ")
+    for undecided, level in (("fail", "error"), ("pass", "warning")):
+        told = run(warm, old, "--github", "--undecided", undecided)
+        assert told.exit_code == 3
+        assert told.stderr.startswith(f"::{level} title=flytune check%3A other device")
 
 
 def test_json_alone_is_on_stdout(old: Path, slow: Path) -> None:
