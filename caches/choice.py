@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from flytune.caches.codes import Code
 from flytune.caches.device_profile import may_have_accelerator
 from flytune.caches.manifest import Manifest
-from flytune.caches.oci import ENGINE, TARGET, TP, Descriptor
+from flytune.caches.oci import ENGINE, EP, TARGET, TP, Descriptor
 from flytune.caches.target import PartStatus, Target
 from flytune.caches.variants import compare_parts
 from flytune.shapes.errors import FlytuneError
@@ -26,6 +26,7 @@ class Wanted:
     target: str | None = None
     """As `Target.slug` names it."""
     tp: int | None = None
+    ep: int | None = None
     engine: str | None = None
     for_host: bool = False
     """Whether this host must be one that the bundle is for."""
@@ -34,6 +35,7 @@ class Wanted:
         words = (
             self.target,
             None if self.tp is None else f"tp{self.tp}",
+            None if self.ep is None else f"ep{self.ep}",
             self.engine,
             "this host" if self.for_host else None,
         )
@@ -48,6 +50,7 @@ class Wanted:
             for name, want in (
                 (TARGET, self.target),
                 (TP, self.tp),
+                (EP, self.ep),
                 (ENGINE, self.engine),
             )
         )
@@ -85,7 +88,7 @@ def choose(
     if len(found) > 1:
         raise FlytuneError(
             f"several bundles{wanted}: {_names(found)}",
-            hint="choose by --for-host, --target, --tp or --engine",
+            hint="choose by --for-host, --target, --tp, --ep or --engine",
             code=Code.SEVERAL,
         )
     return found[0]
@@ -131,5 +134,11 @@ def _names(entries: Iterable[Descriptor]) -> str:
 
 def _name(entry: Descriptor) -> str:
     notes = entry.annotations
-    rank, engine = notes.get(TP, "1"), notes.get(ENGINE, "")
-    return f"{notes.get(TARGET, entry.digest)} tp{rank} {engine}".strip()
+    rank, experts = notes.get(TP, "1"), notes.get(EP, "1")
+    words = (
+        notes.get(TARGET, entry.digest),
+        f"tp{rank}",
+        "" if experts == "1" else f"ep{experts}",
+        notes.get(ENGINE, ""),
+    )
+    return " ".join(word for word in words if word)

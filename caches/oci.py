@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from flytune.caches.codes import Code
 from flytune.caches.manifest import Manifest, canonical_json, sha256_hex
@@ -34,7 +34,7 @@ CREATED = "org.opencontainers.image.created"
 REF_NAME = "org.opencontainers.image.ref.name"
 PREFIX = "vnd.flytune."
 MODEL, TARGET, IDENTITY = PREFIX + "model", PREFIX + "target", PREFIX + "identity"
-TP, ENGINE = PREFIX + "tp", PREFIX + "engine"
+TP, EP, ENGINE = PREFIX + "tp", PREFIX + "ep", PREFIX + "engine"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -244,7 +244,6 @@ def annotations(manifest: Manifest) -> dict[str, str]:
     """Return what an index and an image manifest say of a bundle, for a choice."""
     target = Target.from_json(manifest.target)
     hardware, software = manifest.target["hardware"], manifest.target["software"]
-    ranks, engines = ranks_of(manifest), engines_of(manifest)
     known = {
         CREATED: manifest.created,
         MODEL: manifest.model.get("name"),
@@ -255,17 +254,19 @@ def annotations(manifest: Manifest) -> dict[str, str]:
             PREFIX + name.replace("_", "-"): software.get(name)
             for name in ("torch", "triton", "python_abi")
         },
-        TP: ",".join(ranks),
-        ENGINE: ",".join(engines),
+        TP: ",".join(ranks_of(manifest, "tp")),
+        EP: ",".join(ranks_of(manifest, "ep")),
+        ENGINE: ",".join(engines_of(manifest)),
         PREFIX + "version": manifest.flytune,
         IDENTITY: _identity(manifest, target),
     }
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def ranks_of(manifest: Manifest) -> tuple[str, ...]:
-    """Return the tensor-parallel ranks that a bundle serves: one, unless merged."""
-    return tuple(sorted({str(row.get("tp", 1)) for row in _models(manifest)}))
+def ranks_of(manifest: Manifest, kind: Literal["tp", "ep"]) -> tuple[str, ...]:
+    """Return the tensor- or expert-parallel ranks that a bundle serves: one, unless
+    merged."""
+    return tuple(sorted({str(row.get(kind, 1)) for row in _models(manifest)}))
 
 
 def engines_of(manifest: Manifest) -> tuple[str, ...]:

@@ -63,6 +63,9 @@ def push_command(
 @click.option("--for-host", is_flag=True, help="The bundle that is for this host.")
 @click.option("--target", help="The bundle for this target, as its file is named.")
 @click.option("--tp", type=click.IntRange(1), help="The one for so many ranks.")
+@click.option(
+    "--ep", type=click.IntRange(1), help="The one for so many expert-parallel ranks."
+)
 @click.option("--engine", help="The one for this engine.")
 @click.option(
     "--allow-absent",
@@ -77,6 +80,7 @@ def pull_command(
     for_host: bool,
     target: str | None,
     tp: int | None,
+    ep: int | None,
     engine: str | None,
     allow_absent: bool,
     insecure: bool,
@@ -88,7 +92,7 @@ def pull_command(
     REFERENCE is as for push, and may end in @sha256:DIGEST. Where it names several
     bundles, one must be chosen. Nothing is overwritten.
     """
-    wanted = Wanted(target, tp, engine, for_host)
+    wanted = Wanted(target, tp, ep, engine, for_host)
     try:
         if reference.startswith(HUB_SCHEME):
             shipped = pull_from_hub(reference, wanted, out, ca)

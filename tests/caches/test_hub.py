@@ -108,7 +108,7 @@ def test_fleet_in_one_repository(tmp_path: Path) -> None:
         *pushed, found, missed = many(
             *(hub.address, tmp_path),
             *(("push", bundle, f"hf://{REPO}") for bundle in (far, rank)),
-            pull,
+            (*pull, "--ep", 4),
             (*pull, "--tp", 1),
         )
         names = hub.commits[hub.head]

@@ -245,6 +245,22 @@ def test_one_of_several_must_be_chosen(tmp_path: Path, repo: str) -> None:
     assert Bundle.open(tmp_path / "out").manifest.model["tp"] == 2
 
 
+def test_one_is_chosen_by_expert_parallel_ranks(tmp_path: Path, repo: str) -> None:
+    for experts in (1, 4):
+        model = {"name": "tiny", "tp": 4, "ep": experts}
+        send(installable(tmp_path, f"{experts}.tar.zst", model=model), repo)
+    with pytest.raises(
+        FlytuneError, match=r"several bundles for tp4: .* tp4 ep4 "
+    ) as e:
+        fetch(repo, tmp_path / "out", tp=4)
+    assert e.value.hint == ("choose by --for-host, --target, --tp, --ep or --engine")
+    with pytest.raises(FlytuneError, match=r"no bundle for tp4 ep2: there is "):
+        fetch(repo, tmp_path / "out", tp=4, ep=2)
+    for experts in (1, 4):
+        fetch(repo, tmp_path / f"{experts}", ep=experts)
+        assert Bundle.open(tmp_path / f"{experts}").manifest.model["ep"] == experts
+
+
 def test_pinned_pull_gets_what_was_pinned(tmp_path: Path, repo: str) -> None:
     first = send(installable(tmp_path), repo)
     send(installable(tmp_path, "newer.tar.zst", timed_on="cpu"), repo)
