@@ -139,7 +139,8 @@ GPT_BIGCODE = Names(
 
 
 def _gpt_bigcode(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
-    layers = "transformer.h.*"
+    # vLLM runs transformers' own modules, and calls the decoder `model`.
+    layers = "model.h.*" if engine == "vllm" else "transformer.h.*"
     up, down = f"{layers}.mlp.c_fc", f"{layers}.mlp.c_proj"
     return (
         *attention.plain(

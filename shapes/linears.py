@@ -41,6 +41,8 @@ class Experts:
     takes_all: bool = False
     """True where each expert computes every token, in one bmm (Llama 4 in
     transformers), not only those that picked it."""
+    clamped: bool = False
+    """True where gate and up are joined by gpt-oss's own activation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,8 @@ class Mixture:
     """transformers' of the weights, as `GemmShape.layout`."""
     takes_all: bool = False
     """As `Experts.takes_all`, in transformers."""
+    clamped: bool = False
+    """As `Experts.clamped`."""
 
 
 def mixture(
@@ -137,7 +139,8 @@ def mixture(
         for part in ("gate", "up")
     )
     vllm = engine == "vllm"
-    held = Experts(moe.experts, moe.per_token, moe.takes_all and not vllm)
+    takes_all = moe.takes_all and not vllm
+    held = Experts(moe.experts, moe.per_token, takes_all, moe.clamped)
     router = Linear(
         f"{path}.{moe.router}",
         (Units(moe.experts, "experts", "experts"),),

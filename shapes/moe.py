@@ -50,6 +50,9 @@ def _qwen3_moe(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
         config.extra("num_experts_per_tok"),
         config.extra("moe_intermediate_size"),
         "moe_intermediate_size",
+        shared=config.extra(_SHARED) if engine == "vllm" else 0,
+        shared_name="shared_expert",
+        shared_gate="shared_expert_gate",
     )
     # vLLM's qwen3_moe.py gives the output projection no bias.
     o_bias = bias and engine != "vllm"
@@ -89,7 +92,16 @@ def _qwen3_moe_fields(fields: Fields) -> Mapping[str, Value]:
     steps = range(step - 1, count, step)
     sparse = tuple(i for i in steps if i not in dense)
     names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    return {name: fields.size(name) for name in names} | {"moe_layers": sparse}
+    # vLLM reads it; transformers' model has no shared expert.
+    shared = fields.size(_SHARED, default=0, least=0)
+    return {
+        **{name: fields.size(name) for name in names},
+        "moe_layers": sparse,
+        _SHARED: shared,
+    }
+
+
+_SHARED = "shared_expert_intermediate_size"
 
 
 def _gpt_oss(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
@@ -103,6 +115,7 @@ def _gpt_oss(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
         router_bias=True,
         styles=("replicated", "replicated"),
         layout="NN",
+        clamped=True,
     )
     vllm = engine == "vllm"
     # vLLM's gpt_oss.py names its attention `attn`.

@@ -1,5 +1,5 @@
-"""Fits a quantised linear to what a rank holds of it: padded, with smaller blocks, or
-refused where the ranks cut through what shares a scale.
+"""Fits a linear, most of all a quantised one, to what a rank holds of it: padded, with
+smaller blocks, or refused where the ranks cut through what shares a scale.
 
 Source: vLLM 0.33; each function names its own.
 """
@@ -26,6 +26,7 @@ _MXFP4_EXPERTS: dict[Platform, tuple[str, int, int]] = {
 _NVFP4_MULTIPLE = 32
 """`pad_nvfp4_weight_for_cutlass`."""
 _LEAST_BLOCK = 32
+_CPU_EXPERT_MULTIPLE = 32
 _MARLIN_TILE = 64
 _TRIED = (1, 2, 4, 8, 16, 32, 64)
 """Tensor-parallel ranks that an error may offer."""
@@ -72,6 +73,20 @@ def fitted(part: RankLinear, scheme: Scheme, ranks: Ranks) -> tuple[RankLinear, 
     if scheme.blocks == "padded":
         part = _padded(part, scheme.block, 1, "to whole blocks")
     return part, scheme
+
+
+def fitted_plain(part: RankLinear, ranks: Ranks) -> RankLinear:
+    """Return a linear in high precision as the engine's kernel takes it.
+
+    Source: `CPUUnquantizedExperts._padded_intermediate_size`, in vLLM's
+    `layers/fused_moe/experts/cpu_moe.py`.
+    """
+    experts = part.linear.experts
+    if (ranks.engine, ranks.platform) != ("vllm", "cpu") or experts is None:
+        return part
+    if experts.clamped:
+        return part
+    return _padded_expert(part, 1, _CPU_EXPERT_MULTIPLE, "for vLLM's kernel on cpu")
 
 
 def _expert_sizes(part: RankLinear) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flytune.shapes.gemm import GemmShape
 from flytune.shapes.linears import Linear
-from flytune.shapes.quant_fit import Ranks, fitted
+from flytune.shapes.quant_fit import Ranks, fitted, fitted_plain
 from flytune.shapes.quant_rule import Verdict
 from flytune.shapes.quant_schemes import Scheme
 from flytune.shapes.splits import RankLinear
@@ -51,7 +51,7 @@ def shares_of(
         FlytuneError: as `Quantization.of`.
     """
     if quantization is None:
-        return tuple(Share(part, None) for part in parts)
+        return tuple(Share(fitted_plain(part, ranks), None) for part in parts)
     found: list[Share] = []
     for part in parts:
         for verdict, layers in _schemes(config, quantization, part.linear, ranks):
@@ -61,8 +61,9 @@ def shares_of(
             if scheme is not None:
                 held, scheme = fitted(held, scheme, ranks)
                 words = scheme.words
-            elif verdict.why:
-                words += f", {verdict.why}"
+            else:
+                held = fitted_plain(held, ranks)
+                words += f", {verdict.why}" if verdict.why else ""
             if layers and len(layers) < part.linear.count:
                 words += f", {_ranges(layers)}"
             said = held.rule.removeprefix(part.rule)

@@ -1,11 +1,13 @@
 """A plugin of vLLM's for tests: its CPU platform compiles as its GPU platforms do.
 
+With SWITCH_PASSES it writes what forward passes ask for, as `flytune_passes` says.
 With SWITCH_BACKEND=vllm the engine keeps the compile backend that it would have
 on a GPU, where the CPU platform takes torch's own, and linears are aten's, as there.
 """
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -14,6 +16,10 @@ def register() -> None:
     if os.environ.get("SWITCH_BACKEND") == "vllm":
         _plain_linears()
         _keep_backend()
+    if folder := os.environ.get("SWITCH_PASSES"):
+        import flytune_passes
+
+        flytune_passes.watch(Path(folder))
 
 
 def _plain_linears() -> None:
