@@ -10,6 +10,8 @@ DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_DTYPE = "bfloat16"
 """What both engines run a config without a dtype in."""
 
+BY_HAND = "give its GEMMs by hand with --shapes FILE, CSV or JSON lines"
+"""The hint for what no row of a table is of."""
 MAX_SIZE = 2**31 - 1
 """Largest value of a size field; more is a corrupt file, not a model."""
 MAX_LAYERS = 10_000

@@ -8,9 +8,8 @@ from typing import Any
 
 from flytune.shapes.families import BY_ARCHITECTURE
 from flytune.shapes.family import Family, Value
-from flytune.shapes.fields import MAX_LAYERS, ConfigError, Fields
+from flytune.shapes.fields import BY_HAND, MAX_LAYERS, ConfigError, Fields
 
-BY_HAND = "give its GEMMs by hand with --shapes FILE, CSV or JSON lines"
 QUANTISED = ("quantization_config", "compression_config")
 """What says how the weights are quantised; the second of older compressed-tensors."""
 QUANT_SIDECAR = "hf_quant_config.json"

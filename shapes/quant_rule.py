@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from flytune.shapes.fields import ConfigError, Fields
+from flytune.shapes.fields import BY_HAND, ConfigError, Fields
 from flytune.shapes.quant_names import Find, Kind, Module
 from flytune.shapes.quant_schemes import Scheme
 
 BF16_HINT = "--quant bf16 lists it dequantised"
+UNKNOWN_HINT = f"{BF16_HINT}, or {BY_HAND}"
+"""Where it is not known how a checkpoint is quantised."""
 
 
 @dataclass(frozen=True, slots=True)

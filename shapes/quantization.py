@@ -23,7 +23,7 @@ from flytune.shapes.quant_readers import (
     read_gptq,
     read_mxfp4,
 )
-from flytune.shapes.quant_rule import BF16_HINT, Rule, Verdict
+from flytune.shapes.quant_rule import BF16_HINT, UNKNOWN_HINT, Rule, Verdict
 from flytune.shapes.quant_schemes import BY_NAME, Quant, Scheme
 
 if TYPE_CHECKING:
@@ -149,13 +149,13 @@ def read_quantization(config: "ModelConfig", engine: Engine) -> Quantization:
     if reader is None:
         raise ConfigError(
             f"unknown quant_method in `{fields.source}`: `{method[:60]}`",
-            hint=f"{BF16_HINT}; known: {', '.join(sorted(METHODS))}",
+            hint=f"{UNKNOWN_HINT}; known: {', '.join(sorted(METHODS))}",
         )
     try:
         rule = reader(fields, engine)
     except ConfigError as error:
         # Whatever is not known of it, its sizes are.
-        raise ConfigError(str(error), hint=error.hint or BF16_HINT) from error
+        raise ConfigError(str(error), hint=error.hint or UNKNOWN_HINT) from error
     return Quantization("in high precision", rule)
 
 
@@ -164,9 +164,9 @@ def _load(config: "ModelConfig") -> dict[str, object]:
     try:
         raw = json.loads(config.quantization)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: `{where}`", hint=BF16_HINT) from error
+        raise ConfigError(f"not JSON: `{where}`", hint=UNKNOWN_HINT) from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"not a JSON object: `{where}`", hint=BF16_HINT)
+        raise ConfigError(f"not a JSON object: `{where}`", hint=UNKNOWN_HINT)
     return raw
 
 

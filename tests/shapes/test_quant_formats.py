@@ -226,6 +226,7 @@ def test_transformers_has_no_experts_in_integers() -> None:
         rows(family("MiniMax M2", said), "transformers")
 
 
+FP4 = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 OPT = {"quant_method": "modelopt"}
@@ -257,6 +258,7 @@ OPT = {"quant_method": "modelopt"}
             r"channel, activations int 8 token\)",
         ),
         (compressed(group(floats(8, "channel"), None)), "activations none"),
+        (compressed(group(FP4, None)), "weights float 4 tensor_group 16, activations"),
         (
             compressed(group(*W8A8), ignore=("re:*",)),
             "ignore has an entry that is no regular expression",
@@ -296,7 +298,9 @@ def test_what_no_reader_knows_is_one_line(said: object, message: str | None) -> 
     assert "\n" not in str(caught.value)
     assert "`q.json`" in str(caught.value)
     assert caught.value.hint is not None
-    assert "--quant bf16 lists it dequantised" in caught.value.hint
+    assert caught.value.hint.startswith(
+        "--quant bf16 lists it dequantised, or give its GEMMs by hand with --shapes"
+    )
     assert derive_shapes(config, tp=1, engine="vllm", tokens=(8,), quant="bf16")
 
 

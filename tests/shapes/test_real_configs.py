@@ -45,6 +45,47 @@ def rows_of(config: ModelConfig, pattern: str, tp: int) -> list[Row]:
         ("Qwen3.5-35B-A3B", 1, "in_proj_qkvz", [(12288, 2048, 30, None)]),
         ("Qwen3.5-35B-A3B", 1, "qkv_proj", [(9216, 2048, 10, None)]),
         ("Qwen3.5-35B-A3B", 1, r"experts\.w13", [(1024, 2048, 40, None)]),
+        # As many heads of keys as of queries.
+        ("Llama-2-7B", 8, "qkv_proj", [(1536, 4096, 32, None)]),
+        ("Llama-2-7B", 8, "gate_up_proj", [(2752, 4096, 32, None)]),
+        ("Llama-2-7B", 8, "lm_head", [(4000, 4096, 1, None)]),
+        # 128 heads of 128 + 64 and a rank of 1536; 160 experts of 1536, 2 of all.
+        ("DeepSeek-Coder-V2-Instruct", 8, "fused_qkv_a_proj", [(2112, 5120, 60, None)]),
+        ("DeepSeek-Coder-V2-Instruct", 8, "q_b_proj", [(3072, 1536, 60, None)]),
+        ("DeepSeek-Coder-V2-Instruct", 8, "kv_b_proj", [(4096, 512, 60, None)]),
+        ("DeepSeek-Coder-V2-Instruct", 8, "o_proj", [(5120, 2048, 60, None)]),
+        ("DeepSeek-Coder-V2-Instruct", 8, r"experts\.w13", [(384, 5120, 59, None)]),
+        (
+            *("DeepSeek-Coder-V2-Instruct", 8, r"shared_experts\.gate_up_proj"),
+            [(768, 5120, 59, None)],
+        ),
+        # No rank of queries: 16 heads of 192 from the hidden state itself.
+        (
+            *("DeepSeek-Coder-V2-Lite-Instruct", 1, "kv_a_proj_with_mqa"),
+            [(576, 2048, 27, None)],
+        ),
+        (
+            *("DeepSeek-Coder-V2-Lite-Instruct", 1, r"self_attn\.q_proj"),
+            [(3072, 2048, 27, None)],
+        ),
+        (
+            *("DeepSeek-Coder-V2-Lite-Instruct", 1, r"\.mlp\.gate_up_proj"),
+            [(21888, 2048, 1, None)],
+        ),
+        # Heads of 256 and the vocabulary are its class's.
+        ("Gemma-3-12B-it", 4, "qkv_proj", [(2048, 3840, 48, None)]),
+        ("Gemma-3-12B-it", 4, "lm_head", [(65552, 3840, 1, None)]),
+        # 48 heads of 128 and one of keys.
+        ("StarCoder", 1, "c_attn", [(6400, 6144, 40, None)]),
+        ("StarCoder", 1, "c_fc", [(24576, 6144, 40, None)]),
+        ("StarCoder2-3B", 2, "qkv_proj", [(1792, 3072, 30, None)]),
+        ("StarCoder2-3B", 2, "c_fc", [(6144, 3072, 30, None)]),
+        # 70 layers of lightning attention, 10 of 64 heads and 8 of keys.
+        (
+            *("MiniMax-Text-01", 8, "qkv_proj"),
+            [(3072, 6144, 70, None), (1280, 6144, 10, None)],
+        ),
+        ("MiniMax-Text-01", 8, r"experts\.w13", [(2304, 6144, 80, None)]),
         # 1536 features of an expert over 8 ranks are no whole blocks of 128.
         ("MiniMax-M2.5", 8, "qkv_proj", [(1024, 3072, 62, "block128")]),
         ("MiniMax-M2.5", 4, r"experts\.w13", [(768, 3072, 62, "block128")]),
