@@ -146,7 +146,7 @@ def _gpt_bigcode(config: "ModelConfig", engine: Engine) -> tuple[Linear, ...]:
         *attention.plain(
             config, engine, layers, GPT_BIGCODE, qkv_bias=True, o_bias=True
         ),
-        *mlp.ungated(config, engine, up, down, bias=True, in_plan=False),
+        *mlp.ungated(config, engine, up, down, bias=True, in_plan=False, of_plan=True),
         *_head_without_plan(config, engine),
     )
 

@@ -85,11 +85,19 @@ def ungated(
     *,
     bias: bool,
     in_plan: bool = True,
+    of_plan: bool = False,
 ) -> tuple[Linear, ...]:
-    """Return a plain MLP: `up` and `down` are the paths of its two linears."""
+    """Return a plain MLP: `up` and `down` are the paths of its two linears.
+
+    Args:
+        in_plan: True where transformers' plan of the family splits it.
+        of_plan: True where vLLM runs transformers' modules, and splits them by its plan.
+    """
     middle, wide = inner(config), hidden(config)
     styles = ("colwise", "rowwise") if in_plan else ("replicated", "replicated")
-    if engine == "vllm":
+    if engine == "vllm" and of_plan and not in_plan:
+        styles = ("ReplicatedLinear", "ReplicatedLinear")
+    elif engine == "vllm":
         styles = ("ColumnParallelLinear", "RowParallelLinear")
     calls = config.num_hidden_layers
     return (

@@ -232,6 +232,38 @@ def test_a_familys_own_field_at_fault_is_named(
     assert f"`{name}`" in str(caught.value)
 
 
+def test_a_shared_expert_of_qwen3_moe_is_vllms_alone() -> None:
+    config = variant("Qwen3 MoE, dense layers", shared_expert_intermediate_size=112)
+    shared = named(shapes(config, 2), r"shared_expert\.\w+|shared_expert_gate")
+    assert [(row.n, row.k, row.count) for row in shared] == [
+        (112, 256, 2),
+        (256, 56, 2),
+        (1, 256, 2),
+    ]
+    assert not named(shapes(config, engine="transformers"), r"shared_expert\S*")
+    assert not named(shapes(variant("Qwen3 MoE, dense layers")), r"shared_expert\S*")
+
+
+def test_experts_on_a_cpu_are_padded_by_its_kernel(load: Load) -> None:
+    config = variant("Qwen3 MoE, dense layers")
+    for platform, w13, w2 in (("cpu", 128, 64), ("cuda", 96, 48)):
+        rows = derive_shapes(
+            config, tp=2, engine="vllm", tokens=(8,), platform=platform
+        )
+        found = named(rows, r"experts\.w(13|2)")
+        assert [(row.n, row.k) for row in found] == [(w13, 256), (256, w2)]
+    # gpt-oss's activation takes gate and up by turns.
+    rows = derive_shapes(
+        load("gpt-oss-120b"),
+        tp=8,
+        engine="vllm",
+        tokens=(8,),
+        platform="cpu",
+        quant="bf16",
+    )
+    assert named(rows, r"experts\.w2")[0].k == 360
+
+
 def test_layer_types_must_be_known() -> None:
     raw = json.loads((DATA / "configs" / "Qwen3.5-27B.json").read_text())
     raw["text_config"]["layer_types"][3] = "other"

@@ -78,6 +78,10 @@ def rows_of(config: ModelConfig, pattern: str, tp: int) -> list[Row]:
         # 48 heads of 128 and one of keys.
         ("StarCoder", 1, "c_attn", [(6400, 6144, 40, None)]),
         ("StarCoder", 1, "c_fc", [(24576, 6144, 40, None)]),
+        # vLLM splits what transformers' plan does, and attention: here it has no plan.
+        ("StarCoder", 2, r"model\.h\.\*\.attn\.c_attn", [(3328, 6144, 40, None)]),
+        ("StarCoder", 2, r"model\.h\.\*\.mlp\.c_fc", [(24576, 6144, 40, None)]),
+        ("StarCoder", 2, r"model\.h\.\*\.mlp\.c_proj", [(6144, 24576, 40, None)]),
         ("StarCoder2-3B", 2, "qkv_proj", [(1792, 3072, 30, None)]),
         ("StarCoder2-3B", 2, "c_fc", [(6144, 3072, 30, None)]),
         # 70 layers of lightning attention, 10 of 64 heads and 8 of keys.

@@ -51,16 +51,39 @@ def run(folder: Path, names: Sequence[str], *more: str) -> None:
             # In one process, and with no graph that would hide a call.
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             TORCHDYNAMO_DISABLE="1",
+            # Several ranks may share a core.
+            VLLM_CPU_OMP_THREADS_BIND="nobind",
         )
         folders = [str(folder_of(folder, name)) for name in names]
         script = str(HERE / "model_passes.py")
         python(script, *folders, "--", *ARGUMENTS, *more, env=env)
 
 
+def chosen(request: pytest.FixtureRequest) -> list[str]:
+    """Return the models that this run's tests are of, by this fixture."""
+    return [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if request.fixturename in getattr(item, "fixturenames", ())
+        and item.path == request.path
+    ]
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    run(folder, [*MODELS, *REFUSED])
+    run(folder, chosen(request))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran_on_two_ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    run(folder, chosen(request), "--tensor-parallel-size", "2")
     return folder
 
 
@@ -147,6 +170,14 @@ def check(folder: Path, tp: int = 1, rank: int = 0) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_passes_ask_for_what_is_derived(name: str, ran: Path) -> None:
     check(folder_of(ran, name))
+
+
+@pytest.mark.parametrize(
+    "name", ["Llama 3.1", "DeepSeek V3", "StarCoder2", "GPT-BigCode"]
+)
+def test_each_rank_asks_for_what_is_derived(name: str, ran_on_two_ranks: Path) -> None:
+    for rank in (0, 1):
+        check(folder_of(ran_on_two_ranks, name), tp=2, rank=rank)
 
 
 @pytest.mark.parametrize("name", REFUSED)
