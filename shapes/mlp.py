@@ -91,7 +91,7 @@ def ungated(
 
     Args:
         in_plan: True where transformers' plan of the family splits it.
-        of_plan: True where vLLM runs transformers' modules, and splits them by its plan.
+        of_plan: True where vLLM runs transformers' modules, split by its plan.
     """
     middle, wide = inner(config), hidden(config)
     styles = ("colwise", "rowwise") if in_plan else ("replicated", "replicated")

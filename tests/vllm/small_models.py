@@ -36,6 +36,7 @@ _LATENT = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 96,
 }
+_LATENT_ALONE = {**_LATENT, "n_group": 1}
 _DELTA = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
@@ -68,15 +69,6 @@ def _class(
     return {**own, "torch_dtype": "bfloat16", **fields}
 
 
-_V2 = {
-    **_LATENT,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_shared_experts": 2,
-    "topk_method": "group_limited_greedy",
-}
 _FALCON = {
     "hidden_size": 256,
     "num_attention_heads": 8,
@@ -88,14 +80,8 @@ _FALCON = {
 }
 MODELS: Mapping[str, dict[str, Any]] = {
     "DeepSeek V3": _real("DeepSeek-V3", {**_LATENT, "q_lora_rank": 96}),
-    "DeepSeek V2": _class(
-        "DeepseekV2ForCausalLM", "deepseek_v2", {**_V2, "q_lora_rank": 96}
-    ),
-    "DeepSeek V2 Lite": _class(
-        "DeepseekV2ForCausalLM",
-        "deepseek_v2",
-        {**_V2, "q_lora_rank": None, "topk_method": "greedy"},
-    ),
+    "DeepSeek V2": _real("DeepSeek-Coder-V2-Instruct", {**_LATENT, "q_lora_rank": 96}),
+    "DeepSeek V2 Lite": _real("DeepSeek-Coder-V2-Lite-Instruct", _LATENT_ALONE),
     "Mixtral": _real("Mixtral-8x7B", {**_CUT, "num_local_experts": 8}),
     "Qwen3 MoE": _real(
         "Qwen3-30B-A3B",
@@ -147,7 +133,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "Qwen 2.5": _real("Qwen2.5-7B-Instruct", _CUT),
     "Qwen3": _real("Qwen3-8B", _CUT),
     "Gemma 2": _real("Gemma-2-27B", {**_CUT, "query_pre_attn_scalar": 32}),
-    "Gemma 3": _class("Gemma3ForCausalLM", "gemma3_text", _CUT),
+    "Gemma 3": _text("Gemma-3-12B-it", "Gemma3ForCausalLM", _CUT),
     "Phi 3": _real("Phi-3.5-mini-instruct", {**_CUT, "rope_scaling": None}),
     # Three quarters of a head are rotated, of which a kernel takes whole vectors.
     "Phi 4 mini": _real(
@@ -159,7 +145,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
         },
     ),
     "GLM 4": _class("Glm4ForCausalLM", "glm4", {**_CUT, "attention_bias": True}),
-    "StarCoder2": _class("Starcoder2ForCausalLM", "starcoder2", _CUT),
+    "StarCoder2": _real("StarCoder2-3B", _CUT),
     "Nemotron": _class("NemotronForCausalLM", "nemotron", _CUT),
     "Falcon 7B": _class("FalconForCausalLM", "falcon", _FALCON),
     "Falcon 7B, all heads": _class(
@@ -170,9 +156,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
         "falcon",
         {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
     ),
-    "GPT-BigCode": _class(
-        "GPTBigCodeForCausalLM",
-        "gpt_bigcode",
+    "GPT-BigCode": _real(
+        "StarCoder",
         {
             **{"n_embd": 256, "n_head": 8, "n_layer": 2, "n_inner": 700},
             **{"vocab_size": 1003, "n_positions": 1024},
@@ -194,10 +179,13 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         "not supported anymore.",
     ),
     "MiniMax Text 01": (
-        _class(
-            "MiniMaxForCausalLM",
-            "minimax",
-            {**_CUT, **_EXPERTS, "bos_token_id": 1, "eos_token_id": 2},
+        _real(
+            "MiniMax-Text-01",
+            {
+                **_CUT,
+                **_EXPERTS,
+                "layer_types": ["full_attention", "linear_attention"],
+            },
         ),
         "Layer 1 (linear_attention) does not dispatch through the Transformers "
         "attention interface and vLLM has no other way to handle it.",
