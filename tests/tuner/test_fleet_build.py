@@ -68,6 +68,8 @@ def choices(bundle: Path) -> dict[tuple[str | None, str], TuningRecord]:
     return {(r.inputs_key, r.choice_hash): r for r in records}
 
 
+# Three bakes, one of them stopped, and three bundles that are verified.
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 def test_what_models_share_is_tuned_once_and_a_stopped_fleet_goes_on(
     tmp_path: Path,
