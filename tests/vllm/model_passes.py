@@ -18,6 +18,9 @@ from vllm.model_executor.models import registry
 
 from flytune.caches import vllm_session
 
+ENDED = "ended"
+"""What a model's folder holds when its engine has ended, whichever way."""
+
 
 def main() -> None:
     """Run each model, one after another."""
@@ -34,6 +37,7 @@ def main() -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code < 0:
             (Path(folder) / "refused.txt").write_text(f"died of signal {-code}")
+        (Path(folder) / ENDED).touch()
 
 
 def _stand_in_for_torchvision() -> None:

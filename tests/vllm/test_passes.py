@@ -6,14 +6,21 @@ CPU, whose arguments say them.
 """
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engines import HERE, environment, python
+from engines import HERE, environment
 from small_models import MODELS, REFUSED
 
 from flytune.shapes.derive import derive_shapes
@@ -37,14 +44,36 @@ def folder_of(folder: Path, name: str) -> Path:
     return folder / re.sub(r"\W+", "-", name)
 
 
-def run(folder: Path, names: Sequence[str], *more: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Models that are run one after another, in the order of the tests."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def ended(self, name: str) -> Path:
+        """Wait until a model's engine has ended, and return the model's folder."""
+        own = folder_of(self.folder, name)
+        while self.process.poll() is None and not (own / "ended").exists():
+            time.sleep(0.2)
+        assert (own / "ended").exists(), (self.folder / "log").read_text()[-3000:]
+        return own
+
+
+@contextmanager
+def running(folder: Path, names: Sequence[str], *more: str) -> Iterator[Models]:
     """Run the models of these names, each in a folder of its own."""
     configs = {**MODELS, **{name: config for name, (config, _) in REFUSED.items()}}
     for name in names:
         own = folder_of(folder, name)
         own.mkdir()
         (own / "config.json").write_text(json.dumps(configs[name]))
-    with tempfile.TemporaryDirectory(prefix="host-") as home:
+    folders = [str(folder_of(folder, name)) for name in names]
+    words = [str(HERE / "model_passes.py"), *folders, "--", *ARGUMENTS, *more]
+    with (
+        tempfile.TemporaryDirectory(prefix="host-") as home,
+        (folder / "log").open("wb") as log,
+    ):
         env = environment(
             Path(home),
             "vllm",
@@ -54,9 +83,19 @@ def run(folder: Path, names: Sequence[str], *more: str) -> None:
             # Several ranks may share a core.
             VLLM_CPU_OMP_THREADS_BIND="nobind",
         )
-        folders = [str(folder_of(folder, name)) for name in names]
-        script = str(HERE / "model_passes.py")
-        python(script, *folders, "--", *ARGUMENTS, *more, env=env)
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+        try:
+            yield Models(folder, process)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def chosen(request: pytest.FixtureRequest) -> list[str]:
@@ -72,19 +111,18 @@ def chosen(request: pytest.FixtureRequest) -> list[str]:
 @pytest.fixture(scope="module")
 def ran(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    run(folder, chosen(request))
-    return folder
+) -> Iterator[Models]:
+    with running(tmp_path_factory.mktemp("models"), chosen(request)) as models:
+        yield models
 
 
 @pytest.fixture(scope="module")
 def ran_on_two_ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    run(folder, chosen(request), "--tensor-parallel-size", "2")
-    return folder
+) -> Iterator[Models]:
+    more = ("--tensor-parallel-size", "2")
+    with running(tmp_path_factory.mktemp("ranks"), chosen(request), *more) as models:
+        yield models
 
 
 def passes(folder: Path, rank: int = 0) -> list[Counter[Asked]]:
@@ -168,19 +206,22 @@ def check(folder: Path, tp: int = 1, rank: int = 0) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_passes_ask_for_what_is_derived(name: str, ran: Path) -> None:
-    check(folder_of(ran, name))
+def test_passes_ask_for_what_is_derived(name: str, ran: Models) -> None:
+    check(ran.ended(name))
 
 
 @pytest.mark.parametrize(
     "name", ["Llama 3.1", "DeepSeek V3", "StarCoder2", "GPT-BigCode"]
 )
-def test_each_rank_asks_for_what_is_derived(name: str, ran_on_two_ranks: Path) -> None:
+def test_each_rank_asks_for_what_is_derived(
+    name: str, ran_on_two_ranks: Models
+) -> None:
+    folder = ran_on_two_ranks.ended(name)
     for rank in (0, 1):
-        check(folder_of(ran_on_two_ranks, name), tp=2, rank=rank)
+        check(folder, tp=2, rank=rank)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_engine_says_why_it_runs_no_such_model(name: str, ran: Path) -> None:
-    said = (folder_of(ran, name) / "refused.txt").read_text()
+def test_engine_says_why_it_runs_no_such_model(name: str, ran: Models) -> None:
+    said = (ran.ended(name) / "refused.txt").read_text()
     assert REFUSED[name][1] in said
