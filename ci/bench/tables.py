@@ -13,7 +13,7 @@ from typing import Any
 from results import RESULTS
 from tables_amd import compile_text, coverage_text
 from tables_faults import faults_text, fuzz_text
-from tables_search import gate_text, smart_text
+from tables_search import gate_text, smart_text, tokens_text
 from tables_token import first_token_text
 from tables_upgrade import upgrade_text
 from tables_vllm import keys_text, ledger_text, start_text
@@ -282,6 +282,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "ledger": ledger_text,
     "upgrade": upgrade_text,
     "smart": smart_text,
+    "smart_tokens": tokens_text,
     "gate": gate_text,
 }
 

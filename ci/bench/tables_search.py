@@ -43,6 +43,17 @@ def _list(shape: Sequence[int], rows: Sequence[Row]) -> str:
     )
 
 
+def tokens_text(result: Mapping[str, Any]) -> str:
+    """Return what becomes of lists of which no token count alike is known."""
+    figures = result["figures"]
+    return (
+        "Where not the shape alone is left out of what is known but all of its token "
+        f"count, {figures['shapes_within_1pct']} of {figures['shapes']} lists end within "
+        f"1 %, the worst at {figures['largest_regret']:.3f} times the fastest; "
+        f"{figures['share_compiled']:.1%} are compiled."
+    )
+
+
 def gate_text(result: Mapping[str, Any]) -> str:
     """Return how often the gate erred."""
     figures = result["figures"]

@@ -30,8 +30,6 @@ _MOST_LEADERS = 8
 _MOST_UNKNOWN = 10
 _AT_RANDOM = 0.1
 _OF_NEIGHBOURS = 0.25
-# The model may well be wrong by so much about the best of what is left.
-_HOPELESS = 1.3
 
 
 def _geometry(record: TuningRecord) -> Geometry | None:
@@ -90,8 +88,8 @@ class ListSearch:
     def next(self, model: CostModel, neighbours: Neighbours) -> tuple[str, ...]:
         """Return the hashes of the next wave, the leaders so far among them.
 
-        Nothing is left to try where the list is short, its share spent, or what remains
-        is expected to be much slower.
+        There is no next one where all is tried, or the share is spent: what the model
+        expects to be much slower may yet be the best, of a shape unlike the known ones.
         """
         left = {n: r for n, r in self._blank.items() if self._is_left(n)}
         room = self._room()
@@ -100,8 +98,6 @@ class ListSearch:
         if self._is_short:
             return tuple(left)
         self._predict(model, left)
-        if self.waves and self._is_hopeless(left):
-            return ()
         first = (
             self._nearest(left, room)
             if self.waves
@@ -249,8 +245,3 @@ class ListSearch:
     def _expected(self, name: str) -> float | None:
         us = self._predicted.get(name)
         return None if us is None else us * self._factor
-
-    def _is_hopeless(self, left: Mapping[str, TuningRecord]) -> bool:
-        expected = [us for name in left if (us := self._expected(name)) is not None]
-        fastest = min((r.median_us for r in self._last() if r.median_us), default=0.0)
-        return bool(fastest) and min(expected, default=0.0) > _HOPELESS * fastest
