@@ -313,7 +313,7 @@ EXPLAINED: Mapping[Code, Explained] = {
     ),
     Code.SEVERAL: Explained(
         "several bundles of the tag are what was asked for",
-        "choose by --for-host, --target, --tp or --engine",
+        "choose by --for-host, --target, --tp, --ep or --engine",
     ),
     Code.REFUSED: Explained(
         "the registry or the hub does not let you",
