@@ -2,8 +2,8 @@
 
 Who takes them is not asked here: a `Retime` does, of the winners of the lists that it
 is given. Where the records can be compared, those are the lists that got slower by more
-than is allowed, sure or not, all of a forward pass that may have, and those without a
-time; else all.
+than is allowed, or that another kernel won and that may have, for all the records tell;
+all of a forward pass that may have; and those without a time. Else all.
 """
 
 import math
@@ -12,14 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from flytune.caches.regression.finding import Finding, Kind, found
+from flytune.caches.regression.kernels import is_alike
 from flytune.caches.regression.limits import Threshold
 from flytune.caches.regression.raced import Race, Raced, Told
 from flytune.caches.regression.shifts import Shift, is_timed
 from flytune.caches.regression.sides import Pair, Sides
+from flytune.caches.regression.spread import Spread
 from flytune.caches.regression.times import Compared, Times
 
 Thresholds = Callable[[str], Threshold]
 """Returns the thresholds of a list by its name."""
+
+
+_LIKELY = 2.0
+"""Standard errors by which a shift may well be larger than it looks."""
 
 
 class Retime(Protocol):
@@ -140,10 +146,25 @@ def _open(sides: Sides, recorded: Times | None) -> Iterator[Pair]:
         if recorded is None:
             yield pair
         elif one is not None:
-            if one.over or id(pair) in summed:
+            spread = recorded.spread
+            if _may_be_over(one, spread) or id(pair) in summed:
                 yield pair
         elif not (is_timed(old) and is_timed(new)):
             yield pair
+
+
+def _may_be_over(one: Compared, spread: Spread | None) -> bool:
+    """Whether a list may be slower by more than is allowed, for all the records tell.
+
+    What differs from build to build may hide a part of it. One kernel is no slower than
+    itself: there only what it seems to be is asked.
+    """
+    shift = one.shift
+    if one.over or shift is None or is_alike(shift.old, shift.new):
+        return one.over
+    error = math.hypot(shift.error, spread.deviation if spread else 0.0)
+    most_us = one.old_us * math.exp(shift.shift + _LIKELY * error)
+    return replace(one, new_us=most_us).over
 
 
 def shifts_again(

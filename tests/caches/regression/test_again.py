@@ -123,6 +123,22 @@ def test_only_what_got_slower_is_timed_and_the_race_has_the_last_word(
     )
 
 
+def test_another_kernel_that_may_be_slower_is_timed_though_it_does_not_look_so(
+    tmp_path: Path,
+) -> None:
+    """By 2.5 %, where 3 % are allowed and builds differ by 1 %."""
+    again = Again(SLOWER)
+    checked = compared(tmp_path, again, other(20.5))
+    assert again.asked == [of(checked, Kind.SLOWER)[0].subject]
+    assert checked.outcome is Outcome.REGRESSION
+
+
+def test_another_kernel_that_is_surely_no_slower_is_not_timed(tmp_path: Path) -> None:
+    again = Again(SLOWER)
+    checked = compared(tmp_path, again, other(19.0))
+    assert (checked.outcome, again.asked) == (Outcome.FINE, [])
+
+
 def test_a_difference_below_the_floor_is_not_open(tmp_path: Path) -> None:
     """5 % of 2 us, which is fine by the records."""
     first, *others = usual(2.0)
