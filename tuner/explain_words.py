@@ -8,7 +8,7 @@ from flytune.caches.records import Status, TuningRecord
 from flytune.caches.ties import TIE_BAND
 from flytune.caches.words import counted, plain
 from flytune.tuner.explain_shape import Backend, Explanation, StoredTimes, Why
-from flytune.tuner.smart.list_search import MODEL
+from flytune.tuner.smart.list_search import LEADERS, MODEL
 from flytune.tuner.upgrade import OLDER
 
 _WIDTH = 13
@@ -215,6 +215,8 @@ def _notes(tuned: TunedList, record: TuningRecord) -> Iterator[str]:
         yield "left the race, surely slower"
     elif record.pruned_by == OLDER:
         yield f"left out: {_us(record.predicted_us)} us in an older bundle"
+    elif record.pruned_by == LEADERS:
+        yield "did not race again: others of its wave were faster"
     elif record.pruned_by == MODEL and record.predicted_us is not None:
         yield f"left out: {_us(record.predicted_us)} us expected by the model of cost"
     elif record.pruned_by is not None:

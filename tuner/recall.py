@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +21,6 @@ TRANSIENT = frozenset({Status.TIMEOUT, Status.OUT_OF_MEMORY})
 """Of the moment, not of the candidate: another run may well end otherwise."""
 
 _Key = tuple[str | None, str | None, str | None, str]
-
-
-@dataclass
-class _Wave:
-    """What became of one wave of a list's search; the latest row of each candidate."""
-
-    of: int
-    """How many rows it has when it is whole."""
-    records: dict[str, TuningRecord] = field(default_factory=dict)
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.records) == self.of
 
 
 class Recall:
@@ -67,13 +54,14 @@ class Recall:
                 self._own.setdefault(entry["list"], []).append(record)
             except (FlytuneError, KeyError, TypeError):
                 self.unreadable += 1
-        self._tried: dict[str, dict[int, _Wave]] = {}
+        self._tried: dict[str, list[tuple[TuningRecord, ...]]] = {}
         for entry in journal.entries("tried"):
             try:
-                record = TuningRecord.from_row(entry["row"])
-                waves = self._tried.setdefault(entry["list"], {})
-                wave = waves.setdefault(entry["wave"], _Wave(entry["of"]))
-                wave.records[record.choice_hash] = record
+                records = tuple(map(TuningRecord.from_row, entry["rows"]))
+                waves = self._tried.setdefault(entry["list"], [])
+                # What came after a wave that was done again was of the first attempt.
+                del waves[entry["wave"] :]
+                waves.append(records)
             except (FlytuneError, KeyError, TypeError):
                 self.unreadable += 1
         self._older: dict[_Key, list[TuningRecord]] = {}
@@ -84,19 +72,19 @@ class Recall:
             self._older.setdefault((*key, record.module), []).append(moved)
 
     def tried(self, task: TuneTask) -> list[tuple[TuningRecord, ...]]:
-        """Return the waves of a list's search that are whole, in their order."""
-        waves = self._tried.get(list_id(task), {})
-        whole: list[tuple[TuningRecord, ...]] = []
-        while (wave := waves.get(len(whole))) is not None and wave.is_whole:
-            whole.append(tuple(wave.records.values()))
-        return whole
+        """Return the waves of a list's search that were journalled, in their order."""
+        return list(self._tried.get(list_id(task), ()))
 
     def keep_tried(
         self, task: TuneTask, wave: int, records: Sequence[TuningRecord]
     ) -> None:
-        """Write what became of one wave of a list's search to the journal."""
-        more = {"list": list_id(task), "wave": wave, "of": len(records)}
-        self._journal.add_all(("tried", {**more, "row": r.to_row()}) for r in records)
+        """Write what became of one wave of a list's search to the journal, as one line.
+
+        A line is there whole, or not at all.
+        """
+        rows = [record.to_row() for record in records]
+        entry = {"list": list_id(task), "wave": wave, "rows": rows}
+        self._journal.add_all([("tried", entry)])
 
     @property
     def ceilings(self) -> dict[str, Any]:

@@ -3,10 +3,20 @@
 What is finished is on disk before the next begins; what is there is not done again.
 """
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
-from flytune.caches.columns import Status
+from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
 from flytune.caches.words import counted, form_of
@@ -84,8 +94,15 @@ def search(
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
     if waiting:
         work = Work(start(), plan, options, progress, quarantine)
-        smart = _smart(plan, options, older)
-        for decision in _decisions(work, waiting, upgrade, smart, recall, progress):
+        known = _known(waiting, upgrade)
+        rest = functools.partial(_whole, work, known)
+        if options.search == SMART and plan.profile is not None:
+            smart = _smart(plan, options, plan.profile, older, known)
+            given = (work, recall, quarantine, known, progress)
+            rest = functools.partial(_some, smart, *given)
+            # What an older bundle does not know of a list is to be searched.
+            known = [one for one in known if one.knows_all]
+        for decision in _decisions(work, waiting, known, upgrade, rest, progress):
             recall.keep(decision)
             decided[decision.task.offered.key] = decision
         recall.keep_ceilings(work.ceilings(waiting))
@@ -93,17 +110,30 @@ def search(
     return Searched(decisions, recall.ceilings)
 
 
+def _known(tasks: Iterable[TuneTask], upgrade: Upgrade | None) -> list[Known]:
+    """Return the lists that an older bundle of another environment has decided."""
+    if upgrade is None:
+        return []
+    return [one for one in map(upgrade.known, tasks) if one is not None]
+
+
 def _smart(
-    plan: Plan, options: BuildOptions, older: Iterable[TuningRecord]
-) -> SmartSearch | None:
-    """Return the search of lists that are not tried whole; None where all are."""
-    # A CPU's lists are short.
-    if options.search != SMART or plan.profile is None:
-        return None
-    limits, device = Limits.of(plan.profile), device_of(plan).name
-    builds = (*older, *earlier_builds(options.work, plan.work, device))
-    earlier = (*measured(), *(Observed(record, limits) for record in builds))
-    return SmartSearch(limits, earlier)
+    plan: Plan,
+    options: BuildOptions,
+    profile: DeviceProfile,
+    older: Iterable[TuningRecord],
+    known: Iterable[Known],
+) -> SmartSearch:
+    """Return the search of lists that are not tried whole, with all that is known."""
+    limits, device = Limits.of(profile), device_of(plan).name
+    records = itertools.chain(
+        older,
+        (record for one in known for record in one.older.values()),
+        earlier_builds(options.work, plan.work, device),
+    )
+    return SmartSearch(
+        limits, (*measured(), *(Observed(record, limits) for record in records))
+    )
 
 
 def _of_others(
@@ -134,31 +164,52 @@ def _of_others(
 def _decisions(
     work: Work,
     tasks: Sequence[TuneTask],
+    fronts: Sequence[Known],
     upgrade: Upgrade | None,
-    smart: SmartSearch | None,
-    recall: Recall,
+    rest: Callable[[Sequence[TuneTask]], Iterable[Decision]],
     progress: Progress,
 ) -> Iterator[Decision]:
-    """Yield a decision for every list; what is known of an upgrade comes first."""
-    known = [] if upgrade is None else list(filter(None, map(upgrade.known, tasks)))
-    last = {one.task.offered.key: one.winner for one in known}
+    """Yield a decision for every list; what is known of an upgrade comes first.
+
+    Args:
+        fronts: Lists that their fronts may decide.
+        rest: Decides the others.
+    """
     done = set()
-    if upgrade is not None and known:
-        for decision in _of_fronts(work, known, upgrade, progress):
+    if upgrade is not None and fronts:
+        for decision in _of_fronts(work, fronts, upgrade, progress):
             done.add(decision.task.offered.key)
             yield decision
-    left = [task for task in tasks if task.offered.key not in done]
-    if not left:
-        return
-    if smart is not None:
-        found = smart.decisions(left, work.timed, recall, progress.say, last)
-    else:
-        found = (
-            decide(*timed, last=last.get(timed.task.offered.key, ""))
-            for timed in work.timed(left)
-        )
-    for decision in found:
-        yield decision.decided_at(progress.elapsed_s)
+    if left := [task for task in tasks if task.offered.key not in done]:
+        for decision in rest(left):
+            yield decision.decided_at(progress.elapsed_s)
+
+
+def _whole(
+    work: Work, known: Sequence[Known], tasks: Sequence[TuneTask]
+) -> Iterator[Decision]:
+    """Yield the decisions of lists of which every candidate is timed."""
+    last = {one.task.offered.key: one.winner for one in known}
+    for timed in work.timed(tasks):
+        yield decide(*timed, last=last.get(timed.task.offered.key, ""))
+
+
+def _some(
+    smart: SmartSearch,
+    work: Work,
+    recall: Recall,
+    quarantine: Quarantine,
+    known: Sequence[Known],
+    progress: Progress,
+    tasks: Sequence[TuneTask],
+) -> Iterator[Decision]:
+    """Yield the decisions of lists of which some candidates are timed."""
+    yield from smart.decisions(
+        *(work.timed, recall, progress.say, tasks),
+        last={one.task.offered.key: one.winner for one in known},
+        refusals=quarantine.refusals,
+        first={one.task.offered.key: one.known_front for one in known},
+    )
 
 
 def _of_fronts(
@@ -198,7 +249,8 @@ def _stands(decision: Decision, refused: Collection[str]) -> bool:
     What may not be tried now has no time in it, and what might not be tried then still
     may not.
     """
-    timed = {r.choice_hash for r in decision.records if r.status is Status.OK}
+    timed = {r.choice_hash for r in decision.records if r.median_us is not None}
+    timed.add(decision.winner.choice_hash)
     kept_out = {r.choice_hash for r in decision.records if was_refused(r.reason)}
     return timed.isdisjoint(refused) and kept_out <= set(refused)
 

@@ -49,6 +49,16 @@ class Known:
         return len(self.front) == len(self.task.offered.candidates)
 
     @property
+    def knows_all(self) -> bool:
+        """Whether the older bundle knows every candidate."""
+        return len(self.older) == len(self.task.offered.candidates)
+
+    @property
+    def known_front(self) -> frozenset[str]:
+        """What of the front the older bundle knows."""
+        return self.front & self.older.keys()
+
+    @property
     def first(self) -> TuneTask:
         """The task of the front alone."""
         return only(self.task, self.front)

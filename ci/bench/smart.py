@@ -91,7 +91,7 @@ def searched(one: Replayed, others: Sequence[Observed], share: float, seed: int)
         Journal(Path(folder) / "journal.jsonl") as journal,
     ):
         recall = Recall(journal, ())
-        (decision,) = search.decisions([one.task], one.time, recall, lambda _: None, {})
+        (decision,) = search.decisions(one.time, recall, lambda _: None, [one.task], {})
     tried = [record for record in decision.records if one.was_tried(record)]
     fastest = min(tried, key=lambda r: r.median_us or math.inf)
     return {

@@ -1,6 +1,8 @@
 """What is known before a build has timed anything: the times of others."""
 
+import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from importlib import resources
@@ -20,6 +22,7 @@ JOURNAL = "journal.jsonl"
 DEVICE = "device"
 """The kind of a journal's entry that names the device."""
 _MOST_JOURNALS = 20
+_MOST_RECORDS = 50_000
 _KINDS = frozenset({"record", "tried"})
 
 
@@ -43,24 +46,28 @@ def earlier_builds(work: Path, own: Path, device: str) -> Iterator[TuningRecord]
         own: The directory of the build that asks.
         device: Its product's name.
     """
-    journals = [p for p in work.glob(f"*/{JOURNAL}") if p.parent != own]
-    journals.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in journals[:_MOST_JOURNALS]:
-        yield from _of_journal(path, device)
+    dated = []
+    for path in work.glob(f"*/{JOURNAL}"):
+        # Another build may have removed it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            dated.append((path.stat().st_mtime, path))
+    journals = [path for _, path in sorted(dated, reverse=True) if path.parent != own]
+    known = (r for path in journals[:_MOST_JOURNALS] for r in _of_journal(path, device))
+    yield from itertools.islice(known, _MOST_RECORDS)
 
 
 def _of_journal(path: Path, device: str) -> Iterator[TuningRecord]:
-    entries = list(read_entries(path))
-    if not any(e["kind"] == DEVICE and e.get("name") == device for e in entries):
-        return
     latest: dict[object, TuningRecord] = {}
-    for entry in entries:
-        if entry["kind"] not in _KINDS:
+    is_of_device = False
+    for entry in read_entries(path):
+        if entry["kind"] == DEVICE:
+            is_of_device = entry.get("name") == device
+        if not is_of_device or entry["kind"] not in _KINDS:
             continue
-        try:
-            record = TuningRecord.from_row(entry["row"])
-            latest[entry["list"], record.choice_hash] = record
-        except (FlytuneError, KeyError, TypeError):
-            # Of another version, which its own build says.
-            continue
+        # What another version wrote its own build passes over, and says so.
+        with contextlib.suppress(FlytuneError, KeyError, TypeError, AttributeError):
+            for row in entry.get("rows") or [entry["row"]]:
+                if row.get("median_us") is not None:
+                    record = TuningRecord.from_row(row)
+                    latest[entry["list"], record.choice_hash] = record
     yield from filter(is_observed, latest.values())

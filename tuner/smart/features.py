@@ -34,7 +34,7 @@ def features(one: TuningRecord, limits: Limits) -> list[float]:
     return [float(one.bias), *sizes, *own]
 
 
-_OF_KERNEL = 18
+_OF_KERNEL = 21
 
 
 def _of_kernel(one: TuningRecord, kernel: Geometry, limits: Limits) -> list[float]:
@@ -54,7 +54,7 @@ def _of_kernel(one: TuningRecord, kernel: Geometry, limits: Limits) -> list[floa
     )
     return [
         *map(math.log2, powers),
-        *(kernel.stages, kernel.group_m, at_once),
+        *(kernel.stages, kernel.group_m, at_once, *kernel.variant),
         # How full the last wave is: of programs at once, and of units.
         *(waves / math.ceil(waves), of_unit / math.ceil(of_unit)),
         float(_cut(one.k, kernel.block_k)),

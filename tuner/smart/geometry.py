@@ -28,6 +28,8 @@ class Geometry:
     """Warps, or waves, of a program."""
     group_m: int
     """Rows of programs that run close in time, for the cache's sake; 0 for no order."""
+    variant: tuple[int, int, int] = (0, 0, 0)
+    """AMD's instruction size, waves a unit and packing along the reduced size."""
 
     def steps_to(self, other: Self) -> float:
         """Return how unlike another is: a doubling is a step, and so is a stage."""
@@ -48,14 +50,16 @@ def geometry_of(backend: str, config: str) -> Geometry | None:
             them, FlyDSL's as the constants of its template.
     """
     given = json.loads(config)
+    readers = {TRITON: _of_triton, FLYDSL: _of_flydsl}
+    if backend not in readers:
+        return None
     try:
-        if backend == TRITON:
-            return _of_triton(given)
-        if backend == FLYDSL:
-            return _of_flydsl(given)
+        found = readers[backend](given)
     except (KeyError, IndexError):
         return None
-    return None
+    # Inductor writes -1 for a tile that its template does not tell.
+    sizes = (found.block_m, found.block_n, found.block_k, found.stages, found.warps)
+    return found if min(sizes) > 0 else None
 
 
 def _of_triton(given: Mapping[str, str]) -> Geometry:
@@ -68,6 +72,11 @@ def _of_triton(given: Mapping[str, str]) -> Geometry:
         stages=_number(given["num_stages"]),
         warps=_number(given["num_warps"]),
         group_m=_number(given.get("GROUP_M", "0")),
+        variant=(
+            _number(given.get("matrix_instr_nonkdim", "0")),
+            _number(given.get("waves_per_eu", "0")),
+            _number(given.get("kpack", "0")),
+        ),
     )
 
 

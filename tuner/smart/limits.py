@@ -15,14 +15,14 @@ from flytune.tuner.smart.geometry import Geometry
 SHARED_MEMORY = "shared memory"
 REGISTERS = "registers"
 """Why a candidate is left out before it is compiled: values of `pruned_by`."""
-_ACCUMULATOR_BYTES = 4
-_REGISTER_BYTES = 4
-# What a thread can address: of NVIDIA's in PTX, of AMD's with the accumulation file.
-_REGISTERS_EACH_THREAD = {"nvidia": 255, "amd": 512}
+_REGISTERS_EACH_THREAD = 255
+# Where accumulators are in registers; later ones have a memory for them.
+_REGISTER_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90")
 # Multiplies from shared memory, by four warps that share 64 rows.
 _WARP_GROUP_ARCHS = ("sm_90",)
 _WARP_GROUP = 4
 _WARP_GROUP_ROWS = 64
+_WARP_GROUP_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,13 @@ def least_shared_bytes(one: TuningRecord, geometry: Geometry, limits: Limits) ->
     """Return what Triton's pipeline of a GEMM takes of shared memory at least.
 
     Operands of the last of the stages are in registers already, but where warps
-    multiply from shared memory. Of 9,800 candidates on an H200, Triton 3.6, 865 failed
-    for want of shared memory, and this told each of them, and no other.
+    multiply from shared memory; that is counted for types of 16 bits alone, for with
+    others layout and precision decide. Of 9,800 candidates in bfloat16 on an H200,
+    Triton 3.6, 865 failed for want of shared memory: this told each, and no other.
     """
     in_groups = (
         limits.arch in _WARP_GROUP_ARCHS
+        and BITS.get(one.a_dtype) == _WARP_GROUP_BITS
         and geometry.warps % _WARP_GROUP == 0
         and geometry.block_m >= _WARP_GROUP_ROWS
     )
@@ -93,9 +95,9 @@ def excess(
         words = f"{SHARED_MEMORY}: {needed:.0f} of {limits.shared_bytes} bytes"
         return SHARED_MEMORY, words
     threads = geometry.warps * limits.warp
-    held = geometry.block_m * geometry.block_n * _ACCUMULATOR_BYTES / _REGISTER_BYTES
-    most = _REGISTERS_EACH_THREAD.get(limits.vendor)
-    if most is not None and held / threads > most:
-        words = f"{REGISTERS}: {held / threads:.0f} of {most} a thread"
+    # One in float32 for each of its results.
+    each = geometry.block_m * geometry.block_n / threads
+    if limits.arch in _REGISTER_ARCHS and each > _REGISTERS_EACH_THREAD:
+        words = f"{REGISTERS}: {each:.0f} of {_REGISTERS_EACH_THREAD} a thread"
         return REGISTERS, words
     return "", ""

@@ -42,11 +42,7 @@ class Neighbours:
         Args:
             one: Any candidate of the list that is searched.
         """
-        alike = [
-            some
-            for some in self._fastest
-            if _kind(some[0]) == _kind(one) and problem_of(some[0]) != problem_of(one)
-        ]
+        alike = [some for some in self._fastest if _kind(some[0]) == _kind(one)]
         alike.sort(key=lambda some: _distance(some[0], one))
         found = (kernel_of(record) for some in alike[:NEAREST] for record in some)
         return list(dict.fromkeys(kernel for kernel in found if kernel is not None))
@@ -57,5 +53,6 @@ def _kind(one: TuningRecord) -> object:
 
 
 def _distance(a: TuningRecord, b: TuningRecord) -> float:
-    pairs = ((a.m, b.m), (a.n, b.n), (a.k, b.k), (a.batch, b.batch))
+    groups = (max(a.groups, 1), max(b.groups, 1))
+    pairs = ((a.m, b.m), (a.n, b.n), (a.k, b.k), (a.batch, b.batch), groups)
     return math.hypot(*(math.log2(left / right) for left, right in pairs))

@@ -1,10 +1,11 @@
 """Smart search of many lists: each has a wave built and timed, and all learn of it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from flytune.caches.records import TuningRecord
 from flytune.caches.words import counted
-from flytune.tuner.candidate import TuneTask
+from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.decision import Decision, judged, none_survived
 from flytune.tuner.overlap import Timed
 from flytune.tuner.recall import Recall
@@ -47,11 +48,13 @@ class SmartSearch:
 
     def decisions(
         self,
-        tasks: Sequence[TuneTask],
         time: Time,
         recall: Recall,
         say: Callable[[str], None],
+        tasks: Sequence[TuneTask],
         last: Mapping[ListKey, str],
+        refusals: Callable[[TuneTask], Mapping[str, BuildResult]] = lambda _: {},
+        first: Mapping[ListKey, Collection[str]] = MappingProxyType({}),
     ) -> Iterator[Decision]:
         """Yield a decision for every list, in no order.
 
@@ -59,17 +62,22 @@ class SmartSearch:
             recall: Holds the waves that are done; one that an interrupted build has
                 done is not done again.
             last: By a list's key the winner of an older bundle, which a tie goes to.
+            refusals: Returns what of a list may not be tried, and why.
+            first: By a list's key what of it is tried first in any case.
 
         Raises:
             FlytuneError: a list has no candidate that survives.
         """
         searches = [
-            ListSearch(task, self._limits, share=self._share, seed=self._seed)
+            ListSearch(
+                *(task, self._limits, refusals(task), first.get(task.offered.key, ())),
+                share=self._share,
+                seed=self._seed,
+            )
             for task in tasks
         ]
         for search in searches:
-            for wave in recall.tried(search.task):
-                search.told(wave)
+            search.recalled(recall.tried(search.task))
         under_way = searches
         while under_way:
             waves = min(search.waves for search in under_way)
@@ -81,8 +89,7 @@ class SmartSearch:
             if chosen:
                 say(_words(waves, chosen))
             for search, records in _timed(chosen, time, last):
-                recall.keep_tried(search.task, waves, records)
-                search.told(records)
+                recall.keep_tried(search.task, waves, search.told(records))
 
     def _chosen(
         self, searches: Iterable[ListSearch], due: Iterable[ListSearch], waves: int

@@ -19,7 +19,7 @@ def build(folder: Path, device: str) -> set[str]:
     with Journal(folder / "journal.jsonl") as journal:
         recall = Recall(journal, (), device)
         search = SmartSearch(H200)
-        list(search.decisions([long_list()], made.time, recall, lambda _: None, {}))
+        list(search.decisions(made.time, recall, lambda _: None, [long_list()], {}))
     return made.compiled()
 
 

@@ -30,4 +30,6 @@ def test_flydsls_parameters_are_read_from_inductors_own_candidates(
 def test_what_has_no_such_parameters_has_no_geometry() -> None:
     assert geometry_of("aten", library().config) is None
     assert geometry_of("triton", '{"description": "of another template"}') is None
+    untold = triton(-1, -1, -1, 3, 4)
+    assert geometry_of(untold.backend, untold.config) is None
     assert geometry_of("decompose_k", '{"description": "k_split=4"}') is None

@@ -59,7 +59,22 @@ def test_an_accumulator_that_no_thread_can_hold_is_left_out(
     assert rule_of(record(triton(128, 128, 32, 2, warps))) == rule
 
 
-def test_where_the_library_or_another_vendor_is_nothing_is_claimed() -> None:
+def test_where_the_library_or_another_architecture_is_nothing_is_claimed() -> None:
     assert rule_of(record(library())) == ""
-    other = replace(H200, vendor="another")
+    other = replace(H200, arch="sm_100")
     assert rule_of(record(triton(128, 128, 32, 2, 1)), other) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        # Each ran on the architecture: its last stage is in registers.
+        ("float32", (64, 64, 128, 4, 4)),
+        ("float8_e4m3fn", (128, 256, 128, 5, 8)),
+    ],
+)
+def test_what_may_run_in_another_type_is_not_left_out(
+    dtype: str, sizes: tuple[int, ...]
+) -> None:
+    one = replace(record(triton(*sizes)), a_dtype=dtype, b_dtype=dtype)
+    assert rule_of(one) == ""
