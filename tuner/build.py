@@ -36,7 +36,7 @@ from flytune.tuner.plan_words import say_coverage, say_plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import PACKING, Built, Made, publish
 from flytune.tuner.publish_compiled import publish_compiled
-from flytune.tuner.search import search
+from flytune.tuner.search import SMART, search
 from flytune.tuner.shared_lists import Sharing
 from flytune.tuner.tasks import check_excluded, join
 from flytune.tuner.unchanged import publish_unchanged
@@ -123,6 +123,8 @@ def tune(
     if older is not None:
         older.say(progress)
     _clear(plan.work, options.fresh, journal)
+    if sharing is not None:
+        sharing.open_store(plan.work)
     if older is not None:
         built = publish_unchanged(plan, options, older, keys, progress)
         if built is not None:
@@ -190,6 +192,11 @@ def _check_named(options: BuildOptions) -> None:
     Raises:
         FlytuneError: a file that is named is not there, or nothing answers for Ray.
     """
+    if options.search == SMART and options.runs_nothing:
+        raise FlytuneError(
+            "--search smart goes by times, and nothing is timed in this build",
+            hint="--search default or exhaustive",
+        )
     if options.sign and options.key is not None:
         load_private(options.key)
     if options.from_bundle is not None:

@@ -54,6 +54,10 @@ class SharedLists:
         """Take the decision of a list, in place of what was known of it."""
         self._records[name] = tuple(records)
 
+    def open_store(self, work: Path) -> None:
+        """Let others take what a build compiles, and has compiled, in its directory."""
+        self._stores[work] = BuiltKernels(work / "built")
+
     def read(self, work: Path, *, fresh: bool = False) -> None:
         """Take what a build has left in its directory, which another may hold.
 
@@ -62,9 +66,9 @@ class SharedLists:
         Args:
             fresh: Whether that is going to be thrown away.
         """
-        self._stores[work] = BuiltKernels(work / "built")
         if fresh:
             return
+        self.open_store(work)
         found: dict[str, dict[str, TuningRecord]] = {}
         for entry in read_entries(work / "journal.jsonl"):
             try:
@@ -126,6 +130,10 @@ class Sharing:
     def keep_ceilings(self, ceilings: Mapping[str, Any]) -> None:
         """Take what the device reaches, for the others too."""
         self._lists.ceilings = dict(ceilings)
+
+    def open_store(self, work: Path) -> None:
+        """Let others take what this build compiles, as `SharedLists.open_store`."""
+        self._lists.open_store(work)
 
     def of(self, task: TuneTask) -> tuple[TuningRecord, ...]:
         """Return what another build has decided, as `SharedLists.of`."""

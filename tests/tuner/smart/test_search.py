@@ -13,6 +13,7 @@ from long_lists import Device, long_list
 from flytune.caches.device_profile import DeviceProfile
 from flytune.tuner import search as stage
 from flytune.tuner.candidate import TuneTask
+from flytune.tuner.cli import main
 from flytune.tuner.decision import timings
 from flytune.tuner.journal import Journal
 from flytune.tuner.overlap import Timed
@@ -97,3 +98,17 @@ def test_another_build_of_the_work_directory_has_learned_of_it(
     searched(tmp_path, monkeypatch, [long_list(m=128, n=2048, k=1024)])
     assert taken[0] == 0
     assert taken[1] > 0
+
+
+def test_a_build_that_times_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["build", "--model", "Qwen3-4B", "--target", "h200", "--compile-only"]
+    work = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "bundle")]
+    with pytest.raises(SystemExit) as caught:
+        main([*command, *work, "--search", "smart"])
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert "error: --search smart goes by times, and nothing is timed" in said
+    assert "hint: --search default or exhaustive" in said
+    assert not (tmp_path / "bundle").exists()
