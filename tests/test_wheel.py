@@ -95,7 +95,7 @@ def test_it_holds_one_name_and_every_source(wheel: Path) -> None:
         for folder in ("shapes", "caches", "tuner")
         for pattern in (
             *("*.py", "py.typed", "models/*.json", "profiles/*.json"),
-            *("report/*.css", "report/*.html", "report/*.js"),
+            *("report/*.css", "report/*.html", "report/*.js", "smart/*.parquet"),
         )
         for file in (ROOT / folder).rglob(pattern)
     }

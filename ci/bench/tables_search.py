@@ -19,8 +19,9 @@ def smart_text(result: Mapping[str, Any]) -> str:
         f"every time, the worst at {figures['largest_regret']:.3f} times it; "
         f"{figures['shapes_tried_within_1pct']} have tried one within 1 %, and a tie "
         f"within 2 % goes by the fixed order. {figures['share_compiled']:.1%} of the "
-        f"candidates are compiled, {figures['largest_share']:.1%} of a list at most. As many at random are "
-        f"within 1 % in {figures['random_within_1pct']:.0%} of cases, the fastest of "
+        f"candidates are compiled, {figures['largest_share']:.1%} of a list at "
+        f"most. As many at random are within 1 % in "
+        f"{figures['random_within_1pct']:.0%} of cases, the fastest of "
         f"Inductor's default list in {figures['default_within_1pct']} lists, the "
         f"library in {figures['library_within_1pct']}. Times over the fastest's:",
         "",

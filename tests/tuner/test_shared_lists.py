@@ -221,6 +221,20 @@ def test_kernels_are_compiled_once(tmp_path: Path) -> None:
     assert Sharing(shared).take_kernels(tasks, two / "built", every=True) == 0
 
 
+def test_kernels_that_are_going_to_be_thrown_away_are_not_taken(
+    tmp_path: Path,
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    shared = SharedLists()
+    shared.read(one, fresh=True)
+    BuiltKernels(one / "built").keep(BuildResult("b", Status.OK, files={"f": b"x"}))
+    tasks = [task([A, B])]
+    assert Sharing(shared).take_kernels(tasks, two / "built", every=True) == 0
+    # Its own turn has come: what is there now was compiled anew.
+    Sharing(shared).open_store(one)
+    assert Sharing(shared).take_kernels(tasks, two / "built", every=True) == 1
+
+
 def test_a_list_that_is_decided_needs_no_kernels(tmp_path: Path) -> None:
     one, made = tmp_path / "one", task([A, B])
     shared = SharedLists()
