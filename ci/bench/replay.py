@@ -18,7 +18,8 @@ from flytune.tuner.candidate import (
 from flytune.tuner.overlap import Timed
 from flytune.tuner.recorded_runner import RecordedRunner
 from flytune.tuner.smart.cost_model import Observed, problem_of
-from flytune.tuner.smart.limits import Limits
+from flytune.tuner.smart.limits import REGISTERS, SHARED_MEMORY, Limits
+from flytune.tuner.smart.list_search import MODEL
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Replayed:
 
     def was_tried(self, record: TuningRecord) -> bool:
         """Whether a search's record is of a candidate that it compiled."""
-        return record.pruned_by in (None, "race")
+        return record.pruned_by not in (MODEL, SHARED_MEMORY, REGISTERS)
 
 
 def replayed(known: Iterable[Observed]) -> list[Replayed]:

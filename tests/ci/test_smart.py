@@ -26,7 +26,7 @@ def test_a_tenth_of_a_real_list_holds_its_fastest(smart: ModuleType) -> None:
     row = smart.row_of(one, others, 0.1, 0)
     assert row["shape"] == SHAPE
     assert row["regret"] <= smart.NEAR
-    assert row["compiled"] <= 0.1 * row["candidates"]
+    assert 0.05 * row["candidates"] < row["compiled"] <= 0.1 * row["candidates"]
     # No trivial list: neither the library nor chance would do.
     assert row["library_regret"] > 1.05
     assert row["random_regret"] > 1.05
