@@ -16,6 +16,7 @@ from collections.abc import (
 )
 from typing import Any, NamedTuple
 
+from flytune.caches.columns import Status
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
@@ -249,7 +250,9 @@ def _stands(decision: Decision, refused: Collection[str]) -> bool:
     What may not be tried now has no time in it, and what might not be tried then still
     may not.
     """
-    timed = {r.choice_hash for r in decision.records if r.median_us is not None}
+    # What a search has left out is well on record, and has no time.
+    well = (r for r in decision.records if r.status is Status.OK)
+    timed = {r.choice_hash for r in well if r.median_us is not None}
     timed.add(decision.winner.choice_hash)
     kept_out = {r.choice_hash for r in decision.records if was_refused(r.reason)}
     return timed.isdisjoint(refused) and kept_out <= set(refused)
