@@ -28,7 +28,7 @@ from flytune.tuner.cluster import check_address
 from flytune.tuner.command_stages import list_command
 from flytune.tuner.compile_only import compile_only
 from flytune.tuner.decision import Decision, timings
-from flytune.tuner.journal import Journal
+from flytune.tuner.journal import JOURNAL, Journal
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan, make_plan
@@ -78,7 +78,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
     prepared = prepare(options)
     plan = prepared.plan
     say_plan(plan, options, progress)
-    with Journal(plan.work / "journal.jsonl") as journal:
+    with Journal(plan.work / JOURNAL) as journal:
         with contextlib.ExitStack() as ray:
             start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
             tuned = tune(prepared, journal, start, progress)

@@ -19,7 +19,7 @@ from flytune.caches.policy import uses_flydsl
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.build import Tuned, finish, tune
 from flytune.tuner.fleet_plan import FleetModel, table
-from flytune.tuner.journal import Journal
+from flytune.tuner.journal import JOURNAL, Journal
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import Built
 from flytune.tuner.shared_lists import SharedLists, Sharing
@@ -105,7 +105,7 @@ def _shared(models: Iterable[FleetModel]) -> Mapping[str, SharedLists]:
 def _tune(outcome: Outcome, farms: "_Farms", journals: contextlib.ExitStack) -> None:
     """Tune one model; its journal stays locked until all are baked."""
     model = outcome.model
-    journal = journals.enter_context(Journal(model.plan.work / "journal.jsonl"))
+    journal = journals.enter_context(Journal(model.plan.work / JOURNAL))
     start = farms.start_for(model)
     tuned = tune(model.prepared, journal, start, model.progress, outcome.sharing)
     if isinstance(tuned, Built):

@@ -15,6 +15,11 @@ from typing import Any
 from flytune.caches.bundle import make_private
 from flytune.shapes.errors import FlytuneError
 
+JOURNAL = "journal.jsonl"
+"""The file's name, in a build's own directory."""
+DEVICE = "device"
+"""The kind of the entry that names the product that is timed on."""
+
 
 class Journal:
     """One build's journal, locked so that two drivers cannot share it.

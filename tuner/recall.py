@@ -12,7 +12,7 @@ from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.decision import Decision
-from flytune.tuner.journal import Journal
+from flytune.tuner.journal import DEVICE, Journal
 
 if TYPE_CHECKING:
     from flytune.tuner.shared_lists import Sharing
@@ -43,8 +43,8 @@ class Recall:
             sharing: What other builds of a fleet have decided, and get to know.
         """
         self._journal, self._sharing = journal, sharing
-        if device and not journal.entries("device"):
-            journal.add_all([("device", {"name": device})])
+        if device and not journal.entries(DEVICE):
+            journal.add_all([(DEVICE, {"name": device})])
         self._own: dict[str, list[TuningRecord]] = {}
         self.unreadable = 0
         """Entries that are no record of this version, and are passed over."""

@@ -15,7 +15,7 @@ from flytune.caches.lists import TunedList
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import ATEN, TuneTask
-from flytune.tuner.journal import read_entries
+from flytune.tuner.journal import JOURNAL, read_entries
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.recall import BuiltKernels, list_id, list_name
@@ -70,7 +70,7 @@ class SharedLists:
             return
         self.open_store(work)
         found: dict[str, dict[str, TuningRecord]] = {}
-        for entry in read_entries(work / "journal.jsonl"):
+        for entry in read_entries(work / JOURNAL):
             try:
                 if entry["kind"] == "record":
                     record = TuningRecord.from_row(entry["row"])

@@ -11,16 +11,13 @@ from pathlib import Path
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.records import TuningRecord, read_records
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.journal import read_entries
+from flytune.tuner.journal import DEVICE, JOURNAL, read_entries
 from flytune.tuner.smart.cost_model import Observed, is_observed
 from flytune.tuner.smart.limits import Limits
 
 MEASURED = "h200.parquet"
 """Every candidate of the exhaustive lists of 13 shapes, timed on an H200."""
 _MEASURED_ON = "h200.json"
-JOURNAL = "journal.jsonl"
-DEVICE = "device"
-"""The kind of a journal's entry that names the device."""
 _MOST_JOURNALS = 20
 _MOST_RECORDS = 50_000
 _KINDS = frozenset({"record", "tried"})

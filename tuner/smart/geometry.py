@@ -1,5 +1,6 @@
 """How a template's kernel cuts its GEMM, read from a candidate's parameters."""
 
+import functools
 import json
 import math
 import re
@@ -42,6 +43,7 @@ class Geometry:
         return doublings + abs(self.stages - other.stages)
 
 
+@functools.cache
 def geometry_of(backend: str, config: str) -> Geometry | None:
     """Read a candidate's parameters; None where they do not tell.
 
