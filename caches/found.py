@@ -80,7 +80,8 @@ def installed_bundle(model: str | None) -> Path:
     try:
         chosen = choose(offered, wanted, lambda entry: bundles[entry.digest].manifest)
     except FlytuneError as error:
-        error.code = error.code or Code.NO_PACKAGE
+        # What to do about a registry's tag is not what to do about a package.
+        error.code, error.hint = Code.NO_PACKAGE, None
         raise
     return bundles[chosen.digest].path
 

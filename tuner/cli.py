@@ -51,6 +51,7 @@ EXTRA_OF = {
     "requests": "ship",
     "rich": "build",
     "scipy": "build",
+    "sklearn": "build",
     "transformers": "build",
 }
 """The extra of the wheel that brings each optional package."""

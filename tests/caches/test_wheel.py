@@ -128,6 +128,20 @@ def test_bundle_for_another_host_is_not_taken(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
+def test_one_of_several_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for name in ("one", "two"):
+        bundle = installable(tmp_path, name, model={"name": name})
+        pip_install(make_wheel(bundle, tmp_path, name=name), site)
+    done = run(*FLYTUNE, "exec", "--strict", "--installed", "--", "true", site=site)
+    assert "several bundles for this host" in done.stderr
+    assert done.stderr.splitlines()[0].endswith(" (FT308)")
+    assert "--for-host" not in done.stderr
+    words = ("--installed", "two", "--", sys.executable, "-c", "print(1)")
+    done = run(*FLYTUNE, "exec", "--strict", *words, site=site)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [("install",), ("install", "b", "--installed"), ("exec", "--installed"), ("exec",)],

@@ -102,7 +102,7 @@ def baked(
         **how: bool,
     ) -> dict[str, Any]:
         assert cache_dir.is_dir()
-        assert search == "default"
+        assert search == "DEFAULT"
         # What a pass stores itself proves nothing.
         last = how.get("precompile", False)
         assert (how["again"], how["variants"]) == (number > 1 and not last, number > 1)

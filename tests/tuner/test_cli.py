@@ -73,6 +73,7 @@ def test_every_package_of_an_extra_has_its_extra() -> None:
     named = {name: extra for extra in order for name in names(extras[extra])}
     # Imported by another name than it is installed.
     named["pynvml"] = named.pop("nvidia-ml-py")
+    named["sklearn"] = named.pop("scikit-learn")
     assert named == EXTRA_OF
 
 
