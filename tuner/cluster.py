@@ -21,6 +21,8 @@ from flytune.tuner.nodes import check_nodes, last_line
 # Ray itself tries for minutes to reach an address where nothing listens.
 CONNECT_S = 10.0
 HEALTH_S = 60.0
+# Less than the minute after which Ray ends a driver whose head is gone.
+_HEAD_S = 30.0
 # Ray's sockets lie below its directory, and their paths hold 107 characters at most.
 _LONGEST_TEMPORARY = 20
 _PREFIX = "flytune-ray-"
@@ -32,7 +34,9 @@ WORKER_ENV = {
 _LOCK = "flytune.lock"
 # A directory this young may not have been locked yet.
 _YOUNG_S = 60.0
-_FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Of a disk without space."""
+_FULL = tuple(map(os.strerror, FULL))
 # Less than a compilation's own temporary files take.
 _LEAST_FREE_BYTES = 32 * 2**20
 
@@ -66,7 +70,9 @@ def joined(
             try:
                 yield
             finally:
-                _remove_worker_directories()
+                with contextlib.suppress(FlytuneError):
+                    require_head()
+                    _remove_worker_directories()
         return
     # "local": a RAY_ADDRESS in the environment is not what was asked for.
     with (
@@ -191,6 +197,36 @@ def _check_health(address: str) -> None:
         )
     except subprocess.SubprocessError as error:
         raise _unreachable(address, "what answers there is no healthy Ray") from error
+
+
+def require_head() -> None:
+    """Refuse to go on without the cluster's head, which Ray would wait for in vain.
+
+    One that is started again, as a cluster with a fault-tolerant head does, is waited
+    for.
+
+    Raises:
+        FlytuneError: nothing answers at its address.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        return
+    address = ray.get_runtime_context().gcs_address
+    host, port = _host_and_port(address)
+    until = time.monotonic() + _HEAD_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise FlytuneError(
+                    f"lost the head of the Ray cluster: {address}: {error.strerror}",
+                    hint="the same command goes on from here once it is back",
+                ) from error
+            time.sleep(1.0)
+        else:
+            return
 
 
 def ray_failed(what: str, error: Exception) -> FlytuneError:

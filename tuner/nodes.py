@@ -26,20 +26,20 @@ def check_nodes(*, accelerator: bool, flydsl: bool) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    remote = ray.remote(num_cpus=0, max_retries=0)(_kernel_target)
+    remote = ray.remote(num_cpus=0, max_retries=0)(kernel_target)
     asked = {}
     for node in ray.nodes():
         if node["Alive"]:
             there_only = NodeAffinitySchedulingStrategy(node["NodeID"], False)
             on_node = remote.options(scheduling_strategy=there_only)
             name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-            asked[on_node.remote(accelerator, flydsl)] = name
+            asked[on_node.remote(accelerator=accelerator, flydsl=flydsl)] = name
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_S)
     if late:
         raise FlytuneError(
             f"a node of the cluster does not answer in {NODE_S:g} s: {asked[late[0]]}"
         )
-    here = _kernel_target(accelerator, flydsl)
+    here = kernel_target(accelerator=accelerator, flydsl=flydsl)
     for reference in done:
         name = asked[reference]
         try:
@@ -58,7 +58,7 @@ def check_nodes(*, accelerator: bool, flydsl: bool) -> None:
             )
 
 
-def _kernel_target(accelerator: bool, flydsl: bool) -> Target:
+def kernel_target(*, accelerator: bool, flydsl: bool) -> Target:
     """Return what decides kernels on the node that runs this."""
     whole = Target.here(threads=None)
     if accelerator:

@@ -17,10 +17,10 @@ from flytune.caches.records import RECORDS_NAME, TuningRecord
 from flytune.caches.target import Target
 from flytune.caches.trust import HERE, Trust, admit
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.built_kernels import BUILT_NAME
 from flytune.tuner.candidate import CPP, FLYDSL, TRITON
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import KERNELS, PACKING
-from flytune.tuner.recall import BUILT_NAME
 from flytune.tuner.survival import changes
 from flytune.tuner.upgrade import Upgrade
 from flytune.tuner.upgrade_words import plan_lines, survival_lines

@@ -7,8 +7,8 @@ from flytune.caches.program import Bake
 from flytune.caches.trust import HERE, Trust
 from flytune.shapes.gemm import Engine
 from flytune.shapes.quant_schemes import Quant
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.timing import TimingPlan
-from flytune.tuner.workers import Deadlines
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from flytune.caches.flydsl_cache import Kernel
 from flytune.caches.packing import pack
 from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.verify_kernels import ASKED_NAME, looked_up, write_asked
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import FLYDSL, BuildResult
 from flytune.tuner.decision import Decision, untimed_records
 from flytune.tuner.eager_flydsl import EagerBuild
@@ -27,7 +28,6 @@ from flytune.tuner.publish import (
     manifest_of,
     with_stages,
 )
-from flytune.tuner.recall import BuiltKernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,14 @@
 """What earlier work left: decisions in the journal or an older bundle, and kernels."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.candidate import BuildResult, TuneTask
+from flytune.tuner.candidate import TuneTask
 from flytune.tuner.decision import Decision
 from flytune.tuner.journal import DEVICE, Journal
 
@@ -160,74 +158,3 @@ def list_id(task: TuneTask) -> str:
 def list_name(key: tuple[Any, ...]) -> str:
     """Return a short name of a `CandidateList.key`."""
     return hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-
-
-BUILT_NAME = "built.json"
-"""Last of a candidate's files: it is there when all are."""
-
-
-class BuiltKernels:
-    """Built candidates on disk, so that a build that goes on compiles none twice.
-
-    What candidates of one build key share is there once.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def keep(self, result: BuildResult, build_key: str = "") -> None:
-        """Store what was built; a failure is not stored, and tried again.
-
-        Args:
-            build_key: The candidate's, if it has one.
-
-        Raises:
-            FlytuneError: the disk is full or gone.
-        """
-        if result.status is not Status.OK:
-            return
-        folder = self._folder(build_key or result.choice_hash)
-        try:
-            for name, content in result.files.items():
-                path = folder / "files" / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-            folder.mkdir(parents=True, exist_ok=True)
-            digests = {name: _digest(data) for name, data in result.files.items()}
-            row = {"seconds": result.compile_s, "files": digests}
-            part = folder / "built.part"
-            part.write_text(json.dumps(row))
-            part.replace(folder / BUILT_NAME)
-        except OSError as error:
-            raise FlytuneError(
-                f"cannot keep what was built: {folder}: {error.strerror}"
-            ) from error
-
-    def find(self, choice_hash: str, build_key: str = "") -> BuildResult | None:
-        """Return what was built for a candidate, if all of it is there and whole.
-
-        Args:
-            build_key: The candidate's, if it has one: what another of that key has
-                left is the candidate's too.
-        """
-        names = (build_key, choice_hash) if build_key else (choice_hash,)
-        found = (self._read(choice_hash, self._folder(name)) for name in names)
-        return next((result for result in found if result is not None), None)
-
-    def _read(self, choice_hash: str, folder: Path) -> BuildResult | None:
-        try:
-            row = json.loads((folder / BUILT_NAME).read_text())
-            seconds, digests = float(row["seconds"]), dict(row["files"])
-            files = {n: (folder / "files" / n).read_bytes() for n in digests}
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        if {name: _digest(data) for name, data in files.items()} != digests:
-            return None
-        return BuildResult(choice_hash, Status.OK, compile_s=seconds, files=files)
-
-    def _folder(self, choice_hash: str) -> Path:
-        return self._root / hashlib.sha256(choice_hash.encode()).hexdigest()[:32]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -4,10 +4,12 @@ It lives on between tasks, because importing torch costs seconds; a candidate th
 or hangs it costs that candidate alone, and becomes a result.
 """
 
+import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flytune.caches.records import Status
@@ -19,31 +21,32 @@ from flytune.tuner.cluster import (
     own_cores,
     ray_failed,
     refuse_full_disk,
+    require_head,
 )
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.runner import Device, DeviceLostError, Runner
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.vendors import VENDORS
 
+MakeRunner = Callable[[Device], Runner]
+"""Makes the runner of a device, in its actor's process."""
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long the driver waits before it kills a worker."""
-
-    build_s: float = 300.0
-    begin_s: float = 300.0
-    """Of starting the device's process and making a task's operands."""
-    check_s: float = 300.0
-    """Of checking one candidate: packing a head takes tens of seconds."""
-    measure_s: float = 600.0
+_TELL_S = 1.0
+# Candidates whose kernels travel to the actor together.
+_MOST_TOGETHER = 16
+# Of the actor, that prove a candidate at fault: others may kill it too.
+_MOST_DEATHS = 2
+_DIED = "the device's process died"
+_POLL_S = 1.0
 
 
 class _RunnerActor:
     """The actor's side: a runner in a process of its own."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, make: MakeRunner) -> None:
         own_cache_directory()
         self._kind = device.kind
-        self._runner = _local_runner(device)
+        self._runner = make(device)
 
     def ready(self) -> None:
         """Return once the process has torch and its ledger."""
@@ -51,8 +54,14 @@ class _RunnerActor:
     def begin(self, task: TuneTask) -> None:
         self._runner.begin(task)
 
-    def check(self, build_result: BuildResult) -> RunResult:
-        return self._runner.check(build_result)
+    def check(self, builds: Sequence[BuildResult]) -> list[RunResult]:
+        """Check as many as fit into a moment, at least one."""
+        start, results = time.monotonic(), []
+        for build in builds:
+            results.append(self._runner.check(build))
+            if time.monotonic() - start > _TELL_S:
+                break
+        return results
 
     def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
         return self._runner.measure(names, plan)
@@ -63,7 +72,8 @@ class _RunnerActor:
         return measure_ceilings(self._kind, types)
 
 
-def _local_runner(device: Device) -> Runner:
+def local_runner(device: Device) -> Runner:
+    """Return the runner of a device of this process's own."""
     if device.kind == "cpu":
         from flytune.tuner.cpu_runner import CpuRunner
 
@@ -74,14 +84,22 @@ def _local_runner(device: Device) -> Runner:
     return AcceleratorRunner(device)
 
 
+class DeviceGoneError(FlytuneError):
+    """The device's node has left: no fault of the list that it held."""
+
+
 class RunnerDiedError(Exception):
     """A call of the actor failed; says how, in a status and words."""
 
-    def __init__(self, status: Status, reason: str, *, killed: bool) -> None:
+    def __init__(
+        self, status: Status, reason: str, *, killed: bool, doubtful: bool = False
+    ) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
         self.killed = killed
         """Whether the process had to be replaced."""
+        self.doubtful = doubtful
+        """Whether somebody else may have killed it."""
 
     def of(self, name: str) -> RunResult:
         """Return the result of the candidate that did it."""
@@ -92,9 +110,25 @@ class RunnerDiedError(Exception):
 class RemoteRunner:
     """The driver's side of a device's actor, which it starts again when it dies."""
 
-    def __init__(self, device: Device, threads: int, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        device: Device,
+        threads: int,
+        deadlines: Deadlines,
+        node: str | None = None,
+        make: MakeRunner = local_runner,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            threads: Of OpenMP, in its process.
+            node: Where an accelerator is, by Ray's name; None: wherever there is one.
+            make: Makes the runner.
+        """
         self._device, self._threads, self._deadlines = device, threads, deadlines
+        self._node, self._make = node, make
         self._actor: Any = None
+        self._placed = False
 
     def start(self) -> None:
         """Start the actor, so that importing torch does not fall into a timing.
@@ -155,22 +189,32 @@ class RemoteRunner:
     def _check_all(
         self, task: TuneTask, built: Sequence[BuildResult]
     ) -> dict[str, RunResult]:
-        """Check each candidate; one that kills the actor is left out of a new one."""
+        """Check each candidate; one that kills the actor is left out of a new one.
+
+        Several are checked in one call. Where it fails each of them has its own.
+        """
         dead: dict[str, RunResult] = {}
+        deaths: Counter[str] = Counter()
+        alone: set[str] = set()
         while True:
             self._begin(task)
             results = dict(dead)
-            for build_result in built:
-                name = build_result.choice_hash
-                if name in dead:
-                    continue
+            left = [build for build in built if build.choice_hash not in dead]
+            while left:
+                together = _together(left, alone)
                 try:
-                    results[name] = self._call(
-                        "check", self._deadlines.check_s, build_result
-                    )
+                    checked = self._call("check", self._deadlines.check_s, together)
                 except RunnerDiedError as error:
-                    dead[name] = error.of(name)
+                    name, *others = (build.choice_hash for build in together)
+                    if others:
+                        alone.update((name, *others))
+                        break
+                    deaths[name] += 1
+                    if not error.doubtful or deaths[name] == _MOST_DEATHS:
+                        dead[name] = error.of(name)
                     break
+                results |= {result.choice_hash: result for result in checked}
+                left = left[len(checked) :]
             else:
                 return results
 
@@ -181,22 +225,41 @@ class RemoteRunner:
         alive: Sequence[str],
         plan: TimingPlan,
     ) -> dict[str, RunResult]:
-        """Time together; when that kills the actor, find out which one does."""
-        try:
-            return self._measured(alive, plan)
-        except RunnerDiedError as error:
-            if len(alive) == 1:
-                only = alive[0]
-                return {only: error.of(only)}
-        results: dict[str, RunResult] = {}
+        """Time together; when that kills the actor, find out which one does.
+
+        Where somebody else may have killed it, all are timed again before.
+        """
         by_name = {b.choice_hash: b for b in built}
+        results: dict[str, RunResult] = {}
+        for attempt in range(_MOST_DEATHS):
+            if attempt:
+                results |= self._check_all(task, [by_name[name] for name in alive])
+                alive = [name for name in alive if results[name].status is Status.OK]
+            try:
+                return results | (self._measured(alive, plan) if alive else {})
+            except RunnerDiedError as error:
+                died = error
+                if not error.doubtful:
+                    break
+        if len(alive) == 1:
+            return results | {alive[0]: died.of(alive[0])}
         for name in alive:
-            one = self._run(task, [by_name[name]], plan)
-            results[name] = one[0]
+            results[name] = self._alone(task, by_name[name], plan)
         fine = [by_name[name] for name in alive if results[name].status is Status.OK]
         if len(fine) > 1:
             results |= self._measure_again(task, fine, plan)
         return results
+
+    def _alone(self, task: TuneTask, build: BuildResult, plan: TimingPlan) -> RunResult:
+        """Check and time one candidate by itself."""
+        results = self._check_all(task, [build])
+        name = build.choice_hash
+        if results[name].status is not Status.OK:
+            return results[name]
+        try:
+            return self._measured([name], plan)[name]
+        except RunnerDiedError as error:
+            return error.of(name)
 
     def _measure_again(
         self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
@@ -222,19 +285,24 @@ class RemoteRunner:
         self._or_give_up(what, "begin", task)
 
     def _or_give_up(self, what: str, method: str, *args: Any) -> None:
-        try:
-            self._call(method, self._deadlines.begin_s, *args)
-        except RunnerDiedError as error:
-            raise FlytuneError(
-                f"{what}: {error.reason}",
-                hint="too little free memory is the usual cause",
-            ) from error
+        for attempt in range(1, _MOST_DEATHS + 1):
+            try:
+                self._call(method, self._deadlines.begin_s, *args)
+            except RunnerDiedError as error:
+                if error.doubtful and attempt < _MOST_DEATHS:
+                    continue
+                raise FlytuneError(
+                    f"{what}: {error.reason}",
+                    hint="too little free memory is the usual cause",
+                ) from error
+            return
 
     def _call(self, method: str, deadline_s: float, *args: Any) -> Any:
         import ray
 
         self.start_soon()
         try:
+            self._await_resources()
             result = ray.get(
                 getattr(self._actor, method).remote(*args), timeout=deadline_s
             )
@@ -262,38 +330,100 @@ class RemoteRunner:
             self._kill()
             reason = _death(error)
             refuse_full_disk(reason)
-            raise RunnerDiedError(Status.FAULT, reason, killed=True) from error
+            doubtful = reason == _DIED
+            raise RunnerDiedError(
+                Status.FAULT, reason, killed=True, doubtful=doubtful
+            ) from error
+        except (
+            ray.exceptions.ActorUnschedulableError,
+            ray.exceptions.NodeDiedError,
+        ) as error:
+            self._kill()
+            if self._node is None:
+                raise ray_failed("time", error) from error
+            raise DeviceGoneError(f"a device's node has left: {self._node}") from error
         except ray.exceptions.RayError as error:
             self._kill()
             raise ray_failed("time", error) from error
-        if isinstance(result, RunResult):
-            refuse_full_disk(result.reason)
+        if method == "check":
+            for one in result:
+                refuse_full_disk(one.reason)
         return result
+
+    def _await_resources(self) -> None:
+        """Wait until the actor has what it needs; others may use the cluster.
+
+        The deadlines of its calls count from then.
+        """
+        import ray
+
+        if self._placed:
+            return
+        ready = self._actor.ready.remote()
+        seconds = 0.0
+        while seconds < self._deadlines.begin_s:
+            done, _ = ray.wait([ready], timeout=_POLL_S)
+            if done:
+                ray.get(ready)
+                self._placed = True
+                return
+            require_head()
+            seconds += _POLL_S if self._has_room() else 0.0
+        raise ray.exceptions.GetTimeoutError
+
+    def _has_room(self) -> bool:
+        """Whether the actor need not wait for what others hold."""
+        import ray
+
+        free = ray.available_resources()
+        return all(
+            free.get(name, 0) >= number for name, number in self._needs().items()
+        )
+
+    def _needs(self) -> dict[str, float]:
+        """Return what Ray must have free for the actor, by Ray's names."""
+        if self._device.kind != "cpu":
+            return {"GPU": 1}
+        return {"CPU": own_cores(self._threads)[1]}
 
     def _start(self) -> Any:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        env = {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}}
+        options: dict[str, Any] = {
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}}
+        }
         if self._device.kind != "cpu":
             # No core: it lives on, and builds on a host with few would wait for it.
-            make = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0)(_RunnerActor)
-            return make.options(runtime_env=env).remote(self._device)
-        # On this host, which the bundle is for, and on all of its cores: nothing else
-        # of ours may run while the device is timed.
-        node, cores = own_cores(self._threads)
-        make = ray.remote(num_cpus=cores, max_restarts=0)(_RunnerActor)
-        return make.options(
-            runtime_env=env,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(self._device)
+            node, cores, gpus = self._node, 0, 1
+        else:
+            # On this host, which the bundle is for, and on all of its cores: nothing
+            # else of ours may run while the device is timed.
+            node, cores = own_cores(self._threads)
+            gpus = 0
+        if node is not None:
+            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+            options["scheduling_strategy"] = strategy
+        make = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(_RunnerActor)
+        return make.options(**options).remote(self._device, self._make)
 
     def _kill(self) -> None:
         import ray
 
         if self._actor is not None:
             ray.kill(self._actor)
-            self._actor = None
+            self._actor, self._placed = None, False
+
+
+def _together(left: Sequence[BuildResult], alone: set[str]) -> Sequence[BuildResult]:
+    """Return the builds that are checked in the next call, the first among them."""
+    if left[0].choice_hash in alone:
+        return left[:1]
+    return tuple(
+        itertools.takewhile(
+            lambda build: build.choice_hash not in alone, left[:_MOST_TOGETHER]
+        )
+    )
 
 
 def _death(error: Exception) -> str:
@@ -301,4 +431,4 @@ def _death(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "creation task" in str(error):
         return f"it cannot start: {lines[-1]}"
-    return "the device's process died"
+    return _DIED

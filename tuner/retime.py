@@ -28,12 +28,13 @@ from flytune.tuner.candidate import (
     CandidateList,
     TuneTask,
 )
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.progress import Progress
 from flytune.tuner.relist import SEARCHES, Winners, relisted, winners_in
 from flytune.tuner.runner import Device
 from flytune.tuner.timed_device import timed_device
 from flytune.tuner.winners import once, unraced, without_race
-from flytune.tuner.workers import Deadlines, Farm
+from flytune.tuner.workers import Farm
 
 Lists = Callable[[Side, str], Sequence[CandidateList]]
 """Returns the lists of a bundle here, as `relisted`."""

@@ -14,11 +14,12 @@ from flytune.caches.columns import SHAPE_COLUMNS
 from flytune.caches.lists import TunedList
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import ATEN, TuneTask
 from flytune.tuner.journal import JOURNAL, read_entries
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
-from flytune.tuner.recall import BuiltKernels, list_id, list_name
+from flytune.tuner.recall import list_id, list_name
 
 
 def sharing_key(plan: Plan, options: BuildOptions) -> str:

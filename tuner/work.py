@@ -1,21 +1,21 @@
 """What builds candidates and times lists: the workers of one farm, put to use."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flytune.caches.columns import Status
 from flytune.caches.policy import uses_flydsl
 from flytune.caches.report.work import type_of
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
 from flytune.tuner.options import BuildOptions
-from flytune.tuner.overlap import Timed, timed_while_building
+from flytune.tuner.overlap import DevicePool, Run, Timed, timed_while_building
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress, Stage
 from flytune.tuner.quarantine import Quarantine
 from flytune.tuner.quiet import until_quiet
-from flytune.tuner.recall import BuiltKernels
 from flytune.tuner.remote_runner import RemoteRunner
 from flytune.tuner.timed_device import device_of
 from flytune.tuner.workers import Farm
@@ -51,6 +51,7 @@ class Work:
         self._options, self._progress = options, progress
         self._quarantine = quarantine
         self._runners: tuple[RemoteRunner, ...] = ()
+        self._pool: DevicePool | None = None
 
     def ceilings(self, tasks: Sequence[TuneTask]) -> Mapping[str, Any]:
         """Return what the first device that has timed reaches; nothing if none has."""
@@ -97,19 +98,29 @@ class Work:
     def _overlapped(self, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         """Time on every accelerator of the cluster what is built by then."""
         built, groups = self._stored(tasks)
-        for runner in self._devices(threads=1):
-            # Its first list will find it there.
-            runner.start_soon()
-        plan = self._options.timing
-        runs = [functools.partial(r.run, plan=plan) for r in self._runners]
+        if self._pool is None:
+            devices = self._devices(threads=1)
+            self._pool = DevicePool(self._runs(devices), self._joined)
         with self._progress.stage("tune", len(groups) + len(tasks)) as stage:
             building = self._building(groups, stage)
-            for timed in timed_while_building(tasks, built, building, runs):
+            for timed in timed_while_building(tasks, built, building, self._pool):
                 if any(result.disturbed for result in timed.results):
                     now = self._farm.throttle()
                     self._progress.say(f"time: disturbed; {now} builds at once now")
                 yield timed
                 stage.advance(str(timed.task.shape))
+
+    def _runs(self, runners: Iterable[RemoteRunner]) -> Iterator[Run]:
+        for runner in runners:
+            # Its first list will find it there.
+            runner.start_soon()
+            yield functools.partial(runner.run, plan=self._options.timing)
+
+    def _joined(self) -> Iterable[Run]:
+        """Return the accelerators that have joined the cluster."""
+        new = self._farm.joined_runners(device_of(self._plan), threads=1)
+        self._runners += new
+        return self._runs(new)
 
     def _devices(self, threads: int) -> tuple[RemoteRunner, ...]:
         """Return the devices' runners, the same at each call."""
@@ -128,7 +139,7 @@ class Work:
                 continue
             first, *others = group_of[result.choice_hash]
             # On disk before it is told of.
-            self._store.keep(result, first.build_key)
+            result = self._store.keep(result, first.build_key)
             stage.advance(result.reason)
             yield result
             for other in others:

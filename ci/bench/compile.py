@@ -31,9 +31,10 @@ from flytune.caches.columns import Status
 from flytune.caches.device_profile import DeviceProfile, find_profile
 from flytune.caches.target import Target
 from flytune.tuner.candidate import FLYDSL, TRITON, Candidate, CandidateList
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.flydsl_builder import kernel_of
 from flytune.tuner.flydsl_keys import build_key
-from flytune.tuner.workers import Deadlines, Farm
+from flytune.tuner.workers import Farm
 
 DEFAULT = ("--model", "Llama-3.3-70B", "--tokens", "64")
 QUANTS = ("bf16", "mxfp4")

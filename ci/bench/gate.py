@@ -31,7 +31,8 @@ from flytune.caches.policy import ServingPolicy
 from flytune.caches.regression.check import Check, Outcome
 from flytune.caches.regression.finding import Kind, Standing
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.workers import Deadlines, Farm
+from flytune.tuner.deadlines import Deadlines
+from flytune.tuner.workers import Farm
 
 TINY = Path(__file__).parents[2] / "tests" / "data" / "tiny-llama.json"
 # Kernels of 0.2 to 2 ms on one core.

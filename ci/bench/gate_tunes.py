@@ -26,10 +26,10 @@ from flytune.caches.records import RECORDS_NAME, write_records
 from flytune.caches.regression.check import Check, Settings, check
 from flytune.caches.regression.sides import Side, Sides
 from flytune.caches.target import Target
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.decision import decide
 from flytune.tuner.progress import Progress
-from flytune.tuner.recall import BuiltKernels
 from flytune.tuner.recorded_runner import only
 from flytune.tuner.retime import Retimer
 from flytune.tuner.runner import Device

@@ -16,8 +16,8 @@ from flytune.caches.child import clean_environment
 from flytune.caches.columns import Status
 from flytune.caches.policy import ServingPolicy
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import BuildResult, TuneTask
-from flytune.tuner.recall import BuiltKernels
 from flytune.tuner.runner import Device, LocalRunner
 from flytune.tuner.timing import TimingPlan
 

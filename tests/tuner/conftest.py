@@ -13,8 +13,9 @@ from shared import shared
 
 from flytune.tuner.candidate import BuildResult, CandidateList, TuneTask
 from flytune.tuner.cpu_runner import CpuRunner
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.runner import Device
-from flytune.tuner.workers import Deadlines, Farm
+from flytune.tuner.workers import Farm
 
 TESTS = Path(__file__).parents[1]
 

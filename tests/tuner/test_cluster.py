@@ -22,9 +22,10 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner import cluster, nodes
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.cluster import own_cores
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.runner import Device
 from flytune.tuner.timing import TimingPlan
-from flytune.tuner.workers import Deadlines, Farm
+from flytune.tuner.workers import Farm
 
 DEVICE = Device("test", cache_bytes=2**16, rotation_bytes=2**20)
 QUICK = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
@@ -174,7 +175,7 @@ def test_ray_client_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_node_that_cannot_build_for_this_host_is_refused(
     small_nodes: str, how: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver, real = os.getpid(), nodes._kernel_target(accelerator=False, flydsl=False)
+    driver, real = os.getpid(), nodes.kernel_target(accelerator=False, flydsl=False)
 
     def target(accelerator: bool, flydsl: bool) -> Target:
         assert (accelerator, flydsl) == (False, False)
@@ -186,7 +187,7 @@ def test_a_node_that_cannot_build_for_this_host_is_refused(
             time.sleep(8.0)
         return replace(real, software={**real.software, "torch": "0.1"})
 
-    monkeypatch.setattr(nodes, "_kernel_target", target)
+    monkeypatch.setattr(nodes, "kernel_target", target)
     if how == "hangs":
         monkeypatch.setattr(nodes, "NODE_S", 5.0)
     expected = pytest.raises(FlytuneError, match=f"^a node of the cluster {says}")

@@ -24,9 +24,10 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner import flydsl_builder
 from flytune.tuner.builder import build
 from flytune.tuner.candidate import BuildResult, Candidate
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.flydsl_builder import checked, prepare
 from flytune.tuner.rocm_tools import LINKER
-from flytune.tuner.workers import Deadlines, Farm
+from flytune.tuner.workers import Farm
 
 ENTRY = re.compile(r"flydsl_compile_cache/\w+_[0-9a-f]{32}/[0-9a-f]{16}\.pkl")
 

@@ -4,7 +4,7 @@ import pytest
 
 from flytune.caches.host import Part
 from flytune.caches.target import Target
-from flytune.tuner.nodes import _kernel_target, difference
+from flytune.tuner.nodes import difference, kernel_target
 
 HERE = Target(
     {"arch": "x86_64", "isa": ("avx2", "avx512f")},
@@ -54,7 +54,7 @@ def test_a_node_that_differs_is_told_of(part: str, value: Part, says: str) -> No
 def test_for_an_accelerator_it_is_triton_and_flydsl_that_decide(
     flydsl: bool, makers: set[str]
 ) -> None:
-    here = _kernel_target(accelerator=True, flydsl=flydsl)
+    here = kernel_target(accelerator=True, flydsl=flydsl)
     assert set(here.software) == {"torch", "torch_git", "python_abi"} | makers
     assert difference(here, here) == ""
     for maker in makers:

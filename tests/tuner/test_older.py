@@ -14,12 +14,12 @@ from flytune.caches.records import TuningRecord, write_records
 from flytune.caches.target import Target
 from flytune.caches.trust import Trust, UntrustedError
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import BuildResult
 from flytune.tuner.decision import untimed_records
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import KERNELS, RECORDS_NAME
-from flytune.tuner.recall import BuiltKernels
 
 HARDWARE: dict[str, Part] = {"kind": "cuda", "product": "NVIDIA H200", "arch": "sm_90"}
 SOFTWARE: dict[str, Part] = {

@@ -7,7 +7,8 @@ from fakes import candidate, library, task
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
-from flytune.tuner.overlap import Run, Timed, timed_while_building
+from flytune.tuner.overlap import DevicePool, Run, Timed, timed_while_building
+from flytune.tuner.remote_runner import DeviceGoneError
 
 LIMIT_S = 120.0
 
@@ -31,7 +32,7 @@ def outcomes(
     runs: Sequence[Run],
 ) -> dict[str, Timed]:
     """Time everything; return each list's outcome by its module, which is one."""
-    outcomes = list(timed_while_building(tasks, known, building, runs))
+    outcomes = list(timed_while_building(tasks, known, building, DevicePool(runs)))
     by_module = {outcome.task.modules[0]: outcome for outcome in outcomes}
     assert len(by_module) == len(outcomes)
     return by_module
@@ -113,7 +114,7 @@ def test_results_come_while_others_are_still_built() -> None:
 
     known = built("library")
     for outcome in timed_while_building(
-        [list_of("a"), list_of("b")], known, building(), [timed]
+        [list_of("a"), list_of("b")], known, building(), DevicePool([timed])
     ):
         arrived.append(outcome.task.modules[0])
     assert arrived == ["of a", "of b"]
@@ -191,8 +192,10 @@ def test_the_last_device_lost_ends_it_with_its_reason() -> None:
     lost = [Lost(error=FlytuneError("one")), Lost(after=1, error=FlytuneError("two"))]
     tasks = [list_of(name) for name in "abcd"]
     arrived: list[Timed] = []
+    known = built("library", *"abcd")
+    timing = timed_while_building(tasks, known, [], DevicePool(lost))
     with pytest.raises(FlytuneError, match=r"^(one|two)$"):
-        arrived.extend(timed_while_building(tasks, built("library", *"abcd"), [], lost))
+        arrived.extend(timing)
     assert lost[0].asked.is_set()
     assert lost[1].asked.is_set()
 
@@ -208,6 +211,50 @@ def test_the_last_device_lost_ends_a_build_that_goes_on() -> None:
     with pytest.raises(FlytuneError, match="process died"):
         outcomes([list_of("a")], built("library"), building(), [lost])
     ended.set()
+
+
+def test_a_device_that_leaves_costs_no_list() -> None:
+    """Its lists go to others, however often: no list is at fault."""
+    gone = [Lost(error=DeviceGoneError("its node has left")) for _ in range(3)]
+    waits = threading.Event()
+
+    def good(task: TuneTask, builds: Sequence[BuildResult]) -> tuple[RunResult, ...]:
+        assert waits.wait(LIMIT_S)
+        return timed(task, builds)
+
+    joining: list[list[Run]] = [[], [], [good]]
+
+    def joined() -> Iterable[Run]:
+        if len(joining) == 1:
+            # Not before all the others have left.
+            assert all(device.asked.wait(LIMIT_S) for device in gone)
+            waits.set()
+        return joining.pop(0) if joining else []
+
+    pool = DevicePool(gone, joined)
+    tasks = [list_of(name) for name in "abcd"]
+    found = list(timed_while_building(tasks, built("library", *"abcd"), [], pool))
+    assert len(found) == 4
+
+
+def test_that_no_device_comes_any_more_ends_it() -> None:
+    gone = Lost(error=DeviceGoneError("its node has left"))
+
+    def joined() -> Iterable[Run]:
+        if gone.asked.is_set():
+            raise FlytuneError("no device for long")
+        return []
+
+    pool = DevicePool([gone], joined)
+    timing = timed_while_building([list_of("a")], built("library", "a"), [], pool)
+    with pytest.raises(FlytuneError, match="no device for long"):
+        list(timing)
+
+
+def test_a_list_that_is_not_built_whole_is_left_out() -> None:
+    tasks = [list_of("a", "b"), list_of("a")]
+    found = outcomes(tasks, built("library"), built("a").values(), [timed])
+    assert found.keys() == {"of a"}
 
 
 def test_no_devices_at_all_is_no_wait_for_ever() -> None:

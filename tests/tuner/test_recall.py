@@ -8,10 +8,11 @@ from fakes import candidate, library, task
 from flytune.caches.columns import Status
 from flytune.caches.records import TuningRecord, read_records, write_records
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
 from flytune.tuner.decision import Decision, decide
 from flytune.tuner.journal import Journal
-from flytune.tuner.recall import BuiltKernels, Recall, list_id
+from flytune.tuner.recall import Recall, list_id
 
 A, B, C = library("a"), candidate("b"), candidate("c")
 

@@ -10,7 +10,8 @@ from ray import exceptions as broken
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
-from flytune.tuner.remote_runner import Deadlines, RemoteRunner, RunnerDiedError
+from flytune.tuner.deadlines import Deadlines
+from flytune.tuner.remote_runner import RemoteRunner, RunnerDiedError
 from flytune.tuner.runner import Device, DeviceLostError
 from flytune.tuner.timing import TimingPlan
 
@@ -27,8 +28,7 @@ class Scripted(RemoteRunner):
     def _call(self, method: str, deadline_s: float, *args: Any) -> Any:
         match method:
             case "check":
-                name = args[0].choice_hash
-                return RunResult(name, Status.OK)
+                return [RunResult(b.choice_hash, Status.OK) for b in args[0]]
             case "measure":
                 return self._times(args[0])
 
@@ -80,7 +80,7 @@ def called(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
         return outcome
 
     runner = RemoteRunner(DEVICE, 2, Deadlines())
-    runner._actor = Actor()
+    runner._actor, runner._placed = Actor(), True
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "kill", lambda _: None)
     return runner._call("check", 1.0)

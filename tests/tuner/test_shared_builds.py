@@ -10,10 +10,10 @@ import pytest
 from fakes import candidate, library, task
 
 from flytune.caches.columns import Status
+from flytune.tuner.built_kernels import BUILT_NAME, BuiltKernels
 from flytune.tuner.candidate import BuildResult, Candidate, TuneTask
 from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import Quarantine
-from flytune.tuner.recall import BUILT_NAME, BuiltKernels
 from flytune.tuner.work import Work
 
 

@@ -14,13 +14,14 @@ from flytune.caches.lists import lists_of
 from flytune.caches.policy import cpu_policy
 from flytune.caches.target import Target
 from flytune.shapes.by_hand import HandList
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import BuildResult, Candidate, RunResult, TuneTask
 from flytune.tuner.decision import Decision, decide
 from flytune.tuner.journal import Journal, read_entries
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
-from flytune.tuner.recall import BuiltKernels, Recall, list_id
+from flytune.tuner.recall import Recall, list_id
 from flytune.tuner.search import search
 from flytune.tuner.shared_lists import SharedLists, Sharing, sharing_key
 

@@ -10,10 +10,12 @@ from fakes import candidate
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner import workers
-from flytune.tuner.remote_runner import Deadlines
+from flytune.tuner import build_worker
+from flytune.tuner.build_worker import _memory_cap
+from flytune.tuner.deadlines import Deadlines
+from flytune.tuner.ray_builders import build_needs, builds_at_once
 from flytune.tuner.runner import Device
-from flytune.tuner.workers import Farm, _memory_cap, _needs, _slots
+from flytune.tuner.workers import Farm
 
 GIB = 2**30
 
@@ -49,7 +51,7 @@ def node(cores: float, gib: float | None = None, alive: bool = True) -> dict[str
     ],
 )
 def test_builds_at_once(nodes: list[dict[str, Any]], slots: int) -> None:
-    assert _slots(nodes) == slots
+    assert builds_at_once(nodes) == slots
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_what_a_build_asks_of_ray(
     nodes: list[dict[str, Any]], memory: int | None
 ) -> None:
     asked = {"num_cpus": 1} if memory is None else {"num_cpus": 1, "memory": memory}
-    assert _needs(nodes) == asked
+    assert build_needs(nodes) == asked
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_a_farm_that_is_throttled_builds_everything_one_after_another() -> None:
 
 @pytest.fixture
 def small_cap(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(workers, "_BUILD_CAP_BYTES", 2**28)
+    monkeypatch.setattr(build_worker, "_BUILD_CAP_BYTES", 2**28)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     yield 2**28
     resource.setrlimit(resource.RLIMIT_DATA, before)

@@ -14,12 +14,16 @@ from ray import exceptions as broken
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner import workers
+from flytune.tuner import ray_builders
+from flytune.tuner.batches import Lost
+from flytune.tuner.build_worker import Told, Unfit, build_in_turn
 from flytune.tuner.candidate import BuildResult, TuneTask
+from flytune.tuner.deadlines import Deadlines
+from flytune.tuner.ray_builders import next_of
 from flytune.tuner.remote_runner import RemoteRunner
 from flytune.tuner.runner import Device
 from flytune.tuner.timing import TimingPlan
-from flytune.tuner.workers import Deadlines, Farm
+from flytune.tuner.workers import Farm
 
 DEVICE = Device("test", cache_bytes=2**16, rotation_bytes=2**20)
 QUICK = TimingPlan(warm_up=1, rounds=9, max_rounds=9, min_sample_us=1.0)
@@ -178,7 +182,7 @@ def test_a_build_that_waits_for_a_core_does_not_time_out(
 
     cores = int(ray.cluster_resources()["CPU"])
     busy = [another_users_task.remote() for _ in range(cores)]
-    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(ray_builders, "time", SimpleNamespace(monotonic=clock))
     try:
         three = [library("a"), library("b"), library("c")]
         results = [r for r in farm.build_all(three) if r]
@@ -194,14 +198,14 @@ def test_a_cluster_without_cores_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         list(Farm(None, {}, Deadlines()).build_all([library()]))
 
 
-def said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BuildResult | None:
+def said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Told | Lost:
     """Return what the driver makes of a task that ends with an error of Ray."""
 
     def get(_: object) -> None:
         raise error
 
     monkeypatch.setattr(ray, "get", get)
-    return workers._next_of(iter([object()]), "x")
+    return next_of(iter([object()]))
 
 
 @pytest.mark.parametrize(
@@ -212,12 +216,23 @@ def said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BuildResult | Non
         (broken.RayTaskError("f", "trace", ValueError("x")), Status.FAULT),
     ],
 )
-def test_a_candidate_that_fails_is_a_row(
+def test_a_worker_that_dies_may_be_its_candidates_fault(
     error: Exception, status: Status, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = said(error, monkeypatch)
-    assert result is not None
-    assert (result.choice_hash, result.status) == ("x", status)
+    lost = said(error, monkeypatch)
+    assert isinstance(lost, Lost)
+    assert (lost.status, lost.blames) == (status, True)
+
+
+@pytest.mark.parametrize(
+    "error", [broken.NodeDiedError("gone"), broken.ObjectLostError("ff", None, "")]
+)
+def test_a_node_that_leaves_is_no_candidates_fault(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = said(error, monkeypatch)
+    assert isinstance(lost, Lost)
+    assert not lost.blames
 
 
 @pytest.mark.parametrize(
@@ -225,8 +240,6 @@ def test_a_candidate_that_fails_is_a_row(
     [
         broken.RuntimeEnvSetupError("no such file"),
         broken.LocalRayletDiedError(),
-        broken.NodeDiedError("gone"),
-        broken.ObjectLostError("ff", None, ""),
         broken.TaskUnschedulableError("no node"),
         broken.OutOfDiskError("full"),
         broken.RayTaskError(
@@ -251,22 +264,19 @@ def test_a_node_that_lacks_a_tool_ends_the_build(
     assert caught.value.hint == "install it"
 
 
-def test_a_full_disk_ends_the_build(
+def test_a_full_disk_is_its_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
     with pytest.raises(FlytuneError, match=r"^no space left for the workers' files: "):
         said(broken.RayTaskError("f", "trace", full), monkeypatch)
     # A compiler's own words may be any.
-    monkeypatch.setenv("FLYTUNE_WORKER", str(os.getpid()))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    bad = candidate("x", in_build="raise")
-    begun, result = workers._build_in_worker(bad, None)
-    assert begun is None
-    assert result is not None
-    assert result.status is Status.COMPILE_ERROR
+    batch = [library(), candidate("x", in_build="raise"), candidate("y")]
+    ((first, second, third),) = build_in_turn(batch, None, "here")
+    assert (first.status, third.status) == (Status.OK, Status.OK)
+    assert second.status is Status.COMPILE_ERROR
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    _, result = workers._build_in_worker(bad, None)
-    monkeypatch.setattr(ray, "get", lambda _: result)
-    with pytest.raises(FlytuneError, match=f"No space left on device: {tmp_path}"):
-        workers._next_of(iter([object()]), "x")
+    done, told = build_in_turn(batch, None, "here")
+    assert done == (BuildResult("library", Status.OK),)
+    assert told == Unfit("here", f"No space left on device: {tmp_path}")

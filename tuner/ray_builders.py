@@ -1,0 +1,295 @@
+"""Compile on Ray's workers: what `batches.Builders` is of a cluster.
+
+Nodes may join and leave meanwhile. One that cannot build is left out; what it was given
+goes to others.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flytune.caches.columns import Status
+from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.flydsl_kernel import BLIND
+from flytune.caches.target import Target
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.batches import BuildEvent, Ended, Lost
+from flytune.tuner.build_worker import Begun, Told, Unfit, build_in_worker
+from flytune.tuner.candidate import Candidate, failure
+from flytune.tuner.cluster import ray_failed, refuse_full_disk, require_head
+from flytune.tuner.deadlines import Deadlines
+
+# A compiler, and torch beside it: a node builds no more at once than its memory holds.
+_BUILD_BYTES = 2**30
+# A worker that is this far ahead of the driver waits for it.
+_MOST_UNTAKEN = 4
+# Nodes are counted anew at most so often.
+_NODES_S = 1.0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A batch that was handed out."""
+
+    candidates: Sequence[Candidate]
+    done: int = 0
+    deadline: float = math.inf
+    """Others may use the cluster: the clock starts when the task does."""
+
+
+@dataclass(slots=True)
+class Limits:
+    """What a driver makes no use of, from one build to the next."""
+
+    most: float = math.inf
+    """Batches that may be handed out."""
+    unfit: dict[str, str] = field(default_factory=dict)
+    """Nodes that are left out, by Ray's name, and why."""
+
+
+class RayBuilders:
+    """The cores of a cluster, for the candidates of one build."""
+
+    def __init__(
+        self,
+        profile: DeviceProfile | None,
+        deadlines: Deadlines,
+        limits: Limits,
+        expected: Target | None = None,
+    ) -> None:
+        """Begin with nothing handed out.
+
+        Args:
+            profile: Of the accelerator that is compiled for; None for the CPU.
+            deadlines: How long a candidate may take, and how long nodes may be absent.
+            limits: What of the cluster is left alone; unfit nodes are added.
+            expected: As `kernel_target` here, where other nodes may join; or None.
+        """
+        self._profile, self._deadlines = profile, deadlines
+        self._limits, self._expected = limits, expected
+        self._running: dict[Any, _Running] = {}
+        self._nodes: Sequence[Mapping[str, Any]] = ()
+        self._counted = -math.inf
+        self._absent_since = -math.inf
+        self._task: tuple[Any, Any] | None = None
+
+    def most_at_once(self) -> int:
+        """Return how many batches may be handed out, those in work among them.
+
+        Twice as many as cores and memory allow at once: those wait for a worker, which
+        then need not wait for the driver.
+
+        Raises:
+            FlytuneError: there is no node to build on, and was none for long.
+        """
+        slots = builds_at_once(self._fit_nodes())
+        if slots:
+            self._absent_since = math.inf
+        elif self._absent_since == -math.inf:
+            raise FlytuneError("no node of the Ray cluster has a core to build on")
+        else:
+            self._absent_since = min(self._absent_since, time.monotonic())
+            self._check_absence()
+        return int(min(2 * slots, self._limits.most))
+
+    def submit(self, batch: Sequence[Candidate]) -> None:
+        """Hand out a batch."""
+        stream = self._remote().remote(batch, self._profile, self._expected)
+        self._running[stream] = _Running(batch)
+
+    def wait(self) -> Sequence[BuildEvent]:
+        """Return what has happened; after about a second, though nothing has.
+
+        Raises:
+            FlytuneError: Ray itself fails, or no node has space on its disk.
+        """
+        import ray
+
+        if not self._running:
+            time.sleep(_NODES_S)
+            return ()
+        streams = list(self._running)
+        ready, _ = ray.wait(streams, num_returns=1, timeout=1.0)
+        if ready and len(streams) > 1:
+            ready, _ = ray.wait(streams, num_returns=len(streams), timeout=0.0)
+        events: list[BuildEvent] = []
+        for stream in ready:
+            events += self._told(stream)
+        return [*events, *self._late()]
+
+    def close(self) -> None:
+        """Take back what was handed out and has not ended."""
+        import ray
+
+        while self._running:
+            ray.cancel(self._running.popitem()[0], force=True)
+
+    def _remote(self) -> Any:
+        """Return the task, which Ray need not be told of anew each time."""
+        needs, unfit = (
+            build_needs(self._fit_nodes()),
+            ",".join(sorted(self._limits.unfit)),
+        )
+        if self._task is None or self._task[0] != (needs, unfit):
+            task = remote_build(
+                build_in_worker,
+                needs,
+                self._profile,
+                num_returns="streaming",
+                _generator_backpressure_num_objects=_MOST_UNTAKEN,
+            )
+            if unfit:
+                selector = {"ray.io/node-id": f"!in({unfit})"}
+                task = task.options(label_selector=selector)
+            self._task = ((needs, unfit), task)
+        return self._task[1]
+
+    def _told(self, stream: Iterator[Any]) -> Iterator[BuildEvent]:
+        running = self._running[stream]
+        told = next_of(stream)
+        if isinstance(told, Unfit):
+            self._leave_out(told)
+        elif isinstance(told, Begun):
+            running.deadline = time.monotonic() + self._deadlines.build_s
+            return
+        elif not isinstance(told, Lost):
+            yield from told
+            running.done += len(told)
+            running.deadline = time.monotonic() + self._deadlines.build_s
+            if running.done < len(running.candidates):
+                return
+        del self._running[stream]
+        left = tuple(running.candidates[running.done :])
+        if not left:
+            yield Ended()
+        elif isinstance(told, Lost):
+            yield Lost(left, told.status, told.reason, told.blames)
+        else:
+            yield Lost(left, blames=False)
+
+    def _late(self) -> Iterator[BuildEvent]:
+        import ray
+
+        now = time.monotonic()
+        late = [s for s, running in self._running.items() if now > running.deadline]
+        for stream in late:
+            ray.cancel(stream, force=True)
+            running = self._running.pop(stream)
+            left = tuple(running.candidates[running.done :])
+            yield Lost(
+                left, Status.TIMEOUT, f"no result in {self._deadlines.build_s} s"
+            )
+
+    def _leave_out(self, told: Unfit) -> None:
+        """Use a node no more.
+
+        Raises:
+            FlytuneError: it was the last one.
+        """
+        self._limits.unfit[told.node] = told.reason
+        self._counted = -math.inf
+        if not builds_at_once(self._fit_nodes()):
+            refuse_full_disk(told.reason)
+            raise FlytuneError(f"no node of the cluster can build: {told.reason}")
+
+    def _fit_nodes(self) -> Sequence[Mapping[str, Any]]:
+        import ray
+
+        if time.monotonic() - self._counted > _NODES_S:
+            # Without one Ray waits for minutes, and then ends this process.
+            require_head()
+            self._nodes = [
+                n for n in ray.nodes() if n.get("NodeID") not in self._limits.unfit
+            ]
+            self._counted = time.monotonic()
+        return self._nodes
+
+    def _check_absence(self) -> None:
+        most_s = self._deadlines.absent_s
+        if time.monotonic() - self._absent_since > most_s:
+            raise FlytuneError(
+                f"the Ray cluster has had no node to build on for {most_s:g} s",
+                hint="the same command goes on from here once it has one",
+            )
+
+
+def remote_build(
+    function: Callable[..., Any],
+    needs: Mapping[str, Any],
+    profile: DeviceProfile | None,
+    **options: Any,
+) -> Any:
+    """Return a function that a worker of a build runs.
+
+    Args:
+        needs: As `build_needs`.
+    """
+    import ray
+
+    remote = ray.remote(**needs, max_retries=0, **options)(function)
+    if profile is None:
+        return remote
+    return remote.options(runtime_env={"env_vars": BLIND})
+
+
+def builds_at_once(nodes: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many builds the cores and the memory of nodes allow at once.
+
+    Args:
+        nodes: As `ray.nodes` lists them.
+    """
+    bytes_each = build_needs(nodes).get("memory", 0)
+    slots = 0
+    for node in nodes:
+        resources = node["Resources"] if node["Alive"] else {}
+        cores = int(resources.get("CPU", 0))
+        memory = resources.get("memory", 0)
+        slots += min(cores, int(memory // bytes_each)) if bytes_each else cores
+    return slots
+
+
+def build_needs(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what Ray must have free on a node to start a build there.
+
+    Args:
+        nodes: As `ray.nodes` lists them.
+
+    Memory is left out where no node declares enough of it for a single build.
+    """
+    declared = [node["Resources"].get("memory", 0) for node in nodes if node["Alive"]]
+    if max(declared, default=0) < _BUILD_BYTES:
+        return {"num_cpus": 1}
+    return {"num_cpus": 1, "memory": _BUILD_BYTES}
+
+
+def next_of(stream: Iterator[Any]) -> Told | Lost:
+    """Return what a task says next, or how it ended.
+
+    Raises:
+        FlytuneError: Ray failed, or a node lacks what it compiles with: no candidate's
+            fault.
+    """
+    import ray
+
+    try:
+        told: Told = ray.get(next(stream))
+    except ray.exceptions.OutOfMemoryError:
+        return Lost((), Status.OUT_OF_MEMORY, "the worker ran out of memory")
+    except ray.exceptions.WorkerCrashedError:
+        return Lost((), Status.FAULT, "the compiling process died")
+    except (ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError):
+        return Lost((), blames=False)
+    except ray.exceptions.RayTaskError as error:
+        if "failed to import on the worker" in str(error):
+            raise ray_failed("build", error) from error
+        if isinstance(error.cause, FlytuneError):
+            # No candidate's fault: a node lacks what it compiles with.
+            raise error.cause from None
+        status, reason = failure(error.cause, Status.FAULT)
+        refuse_full_disk(reason)
+        return Lost((), status, reason)
+    except ray.exceptions.RayError as error:
+        raise ray_failed("build", error) from error
+    return told
