@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
-from flytune.tuner.remote_runner import DeviceGoneError
+from flytune.tuner.device_process import DeviceGoneError
 
 Run = Callable[[TuneTask, Sequence[BuildResult]], tuple[RunResult, ...]]
 """Runs one list on one device, in the calling thread."""

@@ -1,110 +1,33 @@
-"""The actor that runs candidates on a device, and the driver's side of it.
+"""The driver's side of a device: which candidate is at fault where its process dies.
 
-It lives on between tasks, because importing torch costs seconds; a candidate that kills
-or hangs it costs that candidate alone, and becomes a result.
+A candidate that kills or hangs the process costs that candidate alone, and becomes a
+result.
 """
 
 import itertools
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flytune.caches.records import Status
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.candidate import BuildResult, RunResult, TuneTask, failure
-from flytune.tuner.ceilings import measure_ceilings
-from flytune.tuner.cluster import (
-    own_cache_directory,
-    own_cores,
-    ray_failed,
-    refuse_full_disk,
-    require_head,
-)
+from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.deadlines import Deadlines
-from flytune.tuner.runner import Device, DeviceLostError, Runner
+from flytune.tuner.device_process import (
+    DeviceProcess,
+    MakeRunner,
+    RunnerDiedError,
+    local_runner,
+)
+from flytune.tuner.runner import Device
 from flytune.tuner.timing import TimingPlan
-from flytune.tuner.vendors import VENDORS
 
-MakeRunner = Callable[[Device], Runner]
-"""Makes the runner of a device, in its actor's process."""
-
-_TELL_S = 1.0
-# Candidates whose kernels travel to the actor together.
+# Candidates whose kernels travel to the process together.
 _MOST_TOGETHER = 16
-# Of the actor, that prove a candidate at fault: others may kill it too.
+# Of the process, that prove a candidate at fault: others may kill it too.
 _MOST_DEATHS = 2
-_DIED = "the device's process died"
-_POLL_S = 1.0
-
-
-class _RunnerActor:
-    """The actor's side: a runner in a process of its own."""
-
-    def __init__(self, device: Device, make: MakeRunner) -> None:
-        own_cache_directory()
-        self._kind = device.kind
-        self._runner = make(device)
-
-    def ready(self) -> None:
-        """Return once the process has torch and its ledger."""
-
-    def begin(self, task: TuneTask) -> None:
-        self._runner.begin(task)
-
-    def check(self, builds: Sequence[BuildResult]) -> list[RunResult]:
-        """Check as many as fit into a moment, at least one."""
-        start, results = time.monotonic(), []
-        for build in builds:
-            results.append(self._runner.check(build))
-            if time.monotonic() - start > _TELL_S:
-                break
-        return results
-
-    def measure(self, names: Sequence[str], plan: TimingPlan) -> tuple[RunResult, ...]:
-        return self._runner.measure(names, plan)
-
-    def ceilings(self, types: Mapping[str, str]) -> dict[str, Any]:
-        # The operands of the last list may fill the device.
-        self._runner.end()
-        return measure_ceilings(self._kind, types)
-
-
-def local_runner(device: Device) -> Runner:
-    """Return the runner of a device of this process's own."""
-    if device.kind == "cpu":
-        from flytune.tuner.cpu_runner import CpuRunner
-
-        return CpuRunner(device)
-    from flytune.tuner.accelerator_runner import AcceleratorRunner
-
-    VENDORS[device.vendor].require_mask(os.environ)
-    return AcceleratorRunner(device)
-
-
-class DeviceGoneError(FlytuneError):
-    """The device's node has left: no fault of the list that it held."""
-
-
-class RunnerDiedError(Exception):
-    """A call of the actor failed; says how, in a status and words."""
-
-    def __init__(
-        self, status: Status, reason: str, *, killed: bool, doubtful: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
-        self.killed = killed
-        """Whether the process had to be replaced."""
-        self.doubtful = doubtful
-        """Whether somebody else may have killed it."""
-
-    def of(self, name: str) -> RunResult:
-        """Return the result of the candidate that did it."""
-        cost = self.killed and self.status is not Status.OUT_OF_MEMORY
-        return RunResult(name, self.status, self.reason, cost_the_process=cost)
 
 
 class RemoteRunner:
@@ -125,10 +48,8 @@ class RemoteRunner:
             node: Where an accelerator is, by Ray's name; None: wherever there is one.
             make: Makes the runner.
         """
-        self._device, self._threads, self._deadlines = device, threads, deadlines
-        self._node, self._make = node, make
-        self._actor: Any = None
-        self._placed = False
+        self._deadlines = deadlines
+        self._process = DeviceProcess(device, threads, deadlines.begin_s, node, make)
 
     def start(self) -> None:
         """Start the actor, so that importing torch does not fall into a timing.
@@ -140,12 +61,11 @@ class RemoteRunner:
 
     def start_soon(self) -> None:
         """Let the actor start while the caller does other things."""
-        if self._actor is None:
-            self._actor = self._start()
+        self._process.start()
 
     def stop(self) -> None:
         """End the actor, if there is one, and give back what it holds."""
-        self._kill()
+        self._process.kill()
 
     def ceilings(self, types: Mapping[str, str]) -> dict[str, Any]:
         """Return what the device reaches at most, as `measure_ceilings` does.
@@ -156,7 +76,7 @@ class RemoteRunner:
             FlytuneError: Ray itself fails, or the disk is full.
         """
         try:
-            found: dict[str, Any] = self._call(
+            found: dict[str, Any] = self._process.call(
                 "ceilings", self._deadlines.measure_s, dict(types)
             )
         except RunnerDiedError:
@@ -203,7 +123,9 @@ class RemoteRunner:
             while left:
                 together = _together(left, alone)
                 try:
-                    checked = self._call("check", self._deadlines.check_s, together)
+                    checked = self._process.call(
+                        "check", self._deadlines.check_s, together
+                    )
                 except RunnerDiedError as error:
                     name, *others = (build.choice_hash for build in together)
                     if others:
@@ -277,7 +199,7 @@ class RemoteRunner:
             return results | {n: RunResult(n, unstable, reason) for n in alive}
 
     def _measured(self, names: Sequence[str], plan: TimingPlan) -> dict[str, RunResult]:
-        measured = self._call("measure", self._deadlines.measure_s, names, plan)
+        measured = self._process.call("measure", self._deadlines.measure_s, names, plan)
         return {result.choice_hash: result for result in measured}
 
     def _begin(self, task: TuneTask) -> None:
@@ -287,7 +209,7 @@ class RemoteRunner:
     def _or_give_up(self, what: str, method: str, *args: Any) -> None:
         for attempt in range(1, _MOST_DEATHS + 1):
             try:
-                self._call(method, self._deadlines.begin_s, *args)
+                self._process.call(method, self._deadlines.begin_s, *args)
             except RunnerDiedError as error:
                 if error.doubtful and attempt < _MOST_DEATHS:
                     continue
@@ -296,123 +218,6 @@ class RemoteRunner:
                     hint="too little free memory is the usual cause",
                 ) from error
             return
-
-    def _call(self, method: str, deadline_s: float, *args: Any) -> Any:
-        import ray
-
-        self.start_soon()
-        try:
-            self._await_resources()
-            result = ray.get(
-                getattr(self._actor, method).remote(*args), timeout=deadline_s
-            )
-        except ray.exceptions.GetTimeoutError as error:
-            self._kill()
-            raise RunnerDiedError(
-                Status.TIMEOUT, f"no result in {deadline_s:g} s", killed=True
-            ) from error
-        except ray.exceptions.RayTaskError as error:
-            # A kernel raised while it was timed; the process may be as well as before.
-            status, reason = failure(error.cause, Status.FAULT)
-            if lost := isinstance(error.cause, DeviceLostError):
-                self._kill()
-                status, reason = Status.FAULT, str(error.cause)
-            refuse_full_disk(reason)
-            raise RunnerDiedError(status, reason, killed=lost) from error
-        except ray.exceptions.OutOfMemoryError as error:
-            self._kill()
-            words = "out of memory"
-            raise RunnerDiedError(Status.OUT_OF_MEMORY, words, killed=True) from error
-        except (
-            ray.exceptions.RayActorError,
-            ray.exceptions.WorkerCrashedError,
-        ) as error:
-            self._kill()
-            reason = _death(error)
-            refuse_full_disk(reason)
-            doubtful = reason == _DIED
-            raise RunnerDiedError(
-                Status.FAULT, reason, killed=True, doubtful=doubtful
-            ) from error
-        except (
-            ray.exceptions.ActorUnschedulableError,
-            ray.exceptions.NodeDiedError,
-        ) as error:
-            self._kill()
-            if self._node is None:
-                raise ray_failed("time", error) from error
-            raise DeviceGoneError(f"a device's node has left: {self._node}") from error
-        except ray.exceptions.RayError as error:
-            self._kill()
-            raise ray_failed("time", error) from error
-        if method == "check":
-            for one in result:
-                refuse_full_disk(one.reason)
-        return result
-
-    def _await_resources(self) -> None:
-        """Wait until the actor has what it needs; others may use the cluster.
-
-        The deadlines of its calls count from then.
-        """
-        import ray
-
-        if self._placed:
-            return
-        ready = self._actor.ready.remote()
-        seconds = 0.0
-        while seconds < self._deadlines.begin_s:
-            done, _ = ray.wait([ready], timeout=_POLL_S)
-            if done:
-                ray.get(ready)
-                self._placed = True
-                return
-            require_head()
-            seconds += _POLL_S if self._has_room() else 0.0
-        raise ray.exceptions.GetTimeoutError
-
-    def _has_room(self) -> bool:
-        """Whether the actor need not wait for what others hold."""
-        import ray
-
-        free = ray.available_resources()
-        return all(
-            free.get(name, 0) >= number for name, number in self._needs().items()
-        )
-
-    def _needs(self) -> dict[str, float]:
-        """Return what Ray must have free for the actor, by Ray's names."""
-        if self._device.kind != "cpu":
-            return {"GPU": 1}
-        return {"CPU": own_cores(self._threads)[1]}
-
-    def _start(self) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        options: dict[str, Any] = {
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}}
-        }
-        if self._device.kind != "cpu":
-            # No core: it lives on, and builds on a host with few would wait for it.
-            node, cores, gpus = self._node, 0, 1
-        else:
-            # On this host, which the bundle is for, and on all of its cores: nothing
-            # else of ours may run while the device is timed.
-            node, cores = own_cores(self._threads)
-            gpus = 0
-        if node is not None:
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            options["scheduling_strategy"] = strategy
-        make = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(_RunnerActor)
-        return make.options(**options).remote(self._device, self._make)
-
-    def _kill(self) -> None:
-        import ray
-
-        if self._actor is not None:
-            ray.kill(self._actor)
-            self._actor, self._placed = None, False
 
 
 def _together(left: Sequence[BuildResult], alone: set[str]) -> Sequence[BuildResult]:
@@ -424,11 +229,3 @@ def _together(left: Sequence[BuildResult], alone: set[str]) -> Sequence[BuildRes
             lambda build: build.choice_hash not in alone, left[:_MOST_TOGETHER]
         )
     )
-
-
-def _death(error: Exception) -> str:
-    """Say how the device's process died; one that could not start says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "creation task" in str(error):
-        return f"it cannot start: {lines[-1]}"
-    return _DIED

@@ -7,8 +7,8 @@ from fakes import candidate, library, task
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
+from flytune.tuner.device_process import DeviceGoneError
 from flytune.tuner.overlap import DevicePool, Run, Timed, timed_while_building
-from flytune.tuner.remote_runner import DeviceGoneError
 
 LIMIT_S = 120.0
 

@@ -11,7 +11,8 @@ from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.deadlines import Deadlines
-from flytune.tuner.remote_runner import RemoteRunner, RunnerDiedError
+from flytune.tuner.device_process import DeviceProcess, RunnerDiedError
+from flytune.tuner.remote_runner import RemoteRunner
 from flytune.tuner.runner import Device, DeviceLostError
 from flytune.tuner.timing import TimingPlan
 
@@ -24,8 +25,9 @@ class Scripted(RemoteRunner):
     def __init__(self, *deaths: bool) -> None:
         super().__init__(DEVICE, 2, Deadlines())
         self.deaths = list(deaths)
+        self._process: Any = self
 
-    def _call(self, method: str, deadline_s: float, *args: Any) -> Any:
+    def call(self, method: str, deadline_s: float, *args: Any) -> Any:
         match method:
             case "check":
                 return [RunResult(b.choice_hash, Status.OK) for b in args[0]]
@@ -79,11 +81,11 @@ def called(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
             raise outcome
         return outcome
 
-    runner = RemoteRunner(DEVICE, 2, Deadlines())
-    runner._actor, runner._placed = Actor(), True
+    process = DeviceProcess(DEVICE, 2, 1.0)
+    process._actor, process._placed = Actor(), True
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "kill", lambda _: None)
-    return runner._call("check", 1.0)
+    return process.call("check", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,6 @@ def test_a_full_disk_is_no_candidates(
     cause = OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
     outcome: Any = broken.RayTaskError("f", "trace", cause)
     if not raised:
-        outcome = RunResult("x", Status.FAULT, f"OSError: {cause}")
+        outcome = [RunResult("x", Status.FAULT, f"OSError: {cause}")]
     with pytest.raises(FlytuneError, match=r"^no space left for the workers' files: "):
         called(monkeypatch, outcome)
