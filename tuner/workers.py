@@ -13,6 +13,7 @@ from flytune.tuner.build_worker import import_in_worker
 from flytune.tuner.candidate import BuildResult, Candidate
 from flytune.tuner.cluster import WORKER_ENV, joined, require_head
 from flytune.tuner.deadlines import Deadlines
+from flytune.tuner.device_process import MakeRunner, local_runner
 from flytune.tuner.nodes import kernel_target
 from flytune.tuner.ray_builders import (
     Limits,
@@ -41,6 +42,7 @@ class Farm:
         profile: DeviceProfile | None = None,
         *,
         flydsl: bool = False,
+        make_runner: MakeRunner = local_runner,
     ) -> None:
         """Join when this context is entered.
 
@@ -50,7 +52,9 @@ class Farm:
             deadlines: How long to wait for a worker.
             profile: Of the accelerator that is built for; None for the CPU.
             flydsl: Whether FlyDSL makes some of its kernels.
+            make_runner: Makes what times, in a device's process.
         """
+        self._make_runner = make_runner
         self._address, self._flydsl = address, flydsl
         self._deadlines, self._profile = deadlines, profile
         self._session = joined(
@@ -130,7 +134,7 @@ class Farm:
             FlytuneError: the cluster has no such device.
         """
         if device.kind == "cpu":
-            return self._made([RemoteRunner(device, threads, self._deadlines)])
+            return self._made([self._runner(device, threads)])
         made = self.joined_runners(device, threads)
         if not made:
             raise FlytuneError(
@@ -168,11 +172,17 @@ class Farm:
         self._device_nodes.update(new)
         return self._made(
             [
-                RemoteRunner(device, threads, self._deadlines, node)
+                self._runner(device, threads, node)
                 for node in new
                 for _ in range(gpus[node])
             ]
         )
+
+    def _runner(
+        self, device: Device, threads: int, node: str | None = None
+    ) -> RemoteRunner:
+        given = (device, threads, self._deadlines, node, self._make_runner)
+        return RemoteRunner(*given)
 
     def _made(self, runners: Sequence[RemoteRunner]) -> tuple[RemoteRunner, ...]:
         self._runners += runners
