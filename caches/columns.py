@@ -22,6 +22,7 @@ class Status(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
+_STATUSES = frozenset(Status)
 Kind = Literal["str", "int", "float", "bool", "status", "floats", "ints", "int_rows"]
 
 
@@ -138,7 +139,7 @@ def from_json(column: Column, value: Any) -> Any:
         FlytuneError: the status is not one of the closed set.
     """
     if column.kind == "status":
-        if not isinstance(value, str) or value not in set(Status):
+        if not isinstance(value, str) or value not in _STATUSES:
             raise FlytuneError(f"record status unknown: {value!r}")
         return Status(value)
     return _tuples(value)

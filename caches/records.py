@@ -36,6 +36,8 @@ __all__ = [
 RECORDS_SCHEMA = 3
 RECORDS_NAME = "records.parquet"
 _SCHEMA_KEY = b"flytune.records.schema"
+_NAMES = dict.fromkeys(column.name for column in COLUMNS)
+_ADDED = {name: value for new in SINCE.values() for name, value in new.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +144,10 @@ class TuningRecord:
         Raises:
             FlytuneError: a field is missing, unknown or of the wrong type.
         """
-        added = {name: value for new in SINCE.values() for name, value in new.items()}
-        row = {**added, **row}
-        names = [column.name for column in COLUMNS]
-        if missing := [name for name in names if name not in row]:
+        row = {**_ADDED, **row}
+        if missing := [name for name in _NAMES if name not in row]:
             raise FlytuneError(f"record field missing: `{missing[0]}`")
-        if unknown := sorted(set(row) - set(names)):
+        if unknown := sorted(row.keys() - _NAMES.keys()):
             raise FlytuneError(f"record field unknown: `{unknown[0]}`")
         return cls(**{c.name: from_json(c, row[c.name]) for c in COLUMNS})
 

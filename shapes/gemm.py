@@ -1,6 +1,6 @@
 """One GEMM that a model runs, and where it came from."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 Op = Literal["mm", "addmm", "bmm", "scaled_mm", "grouped_mm"]
@@ -68,8 +68,11 @@ class GemmShape:
 
     def to_row(self) -> dict[str, Any]:
         """Return the JSON row, with the columns in their documented order."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in _FIELDS}
 
     def __str__(self) -> str:
         lead = f"{self.batch}x" if self.op == "bmm" else ""
         return f"{self.op} {lead}({self.m}, {self.n}, {self.k})"
+
+
+_FIELDS = fields(GemmShape)

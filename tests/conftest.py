@@ -43,6 +43,8 @@ FIRST = (
     "tuner/test_workers.py",
     "tuner/test_cluster.py",
     "caches/test_hook.py",
+    "tuner/smart/test_waves.py",
+    "tuner/smart/test_search.py",
     "tuner/test_build_recorded.py",
     "tuner/test_builder.py",
     "caches/test_ledger.py",

@@ -52,6 +52,7 @@ EXTRA_OF = {
     "rich": "build",
     "scipy": "build",
     "sklearn": "build",
+    "threadpoolctl": "build",
     "transformers": "build",
 }
 """The extra of the wheel that brings each optional package."""

@@ -1,13 +1,15 @@
-"""The journal of a build: every finished row is on disk before the next one starts.
+"""The journal of a build: every finished row is in the file before the next one starts.
 
-JSON lines, appended and synced. A torn last line is what a killed driver leaves, and is
+JSON lines, appended. A torn last line is what a killed driver leaves, and is
 cut; a line that is no entry of ours is passed over.
 """
 
 import contextlib
 import fcntl
 import json
+import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from flytune.shapes.errors import FlytuneError
 
 JOURNAL = "journal.jsonl"
 """The file's name, in a build's own directory."""
+_SYNC_S = 0.5
 DEVICE = "device"
 """The kind of the entry that names the product that is timed on."""
 
@@ -45,15 +48,21 @@ class Journal:
                 hint="wait for it, or give this one another --work",
             ) from error
         self._entries = list(self._read())
+        self._synced = -math.inf
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Nothing is lost where the disk refuses: each write was whole.
+        with contextlib.suppress(OSError):
+            self._sync(now=True)
         self._file.close()
 
     def add_all(self, entries: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Append (kind, entry) pairs and return once they are on disk.
+        """Append (kind, entry) pairs and return once they are in the file.
+
+        A process that dies loses none of them, a host that does `_SYNC_S` of them.
 
         Raises:
             FlytuneError: the disk is full or gone.
@@ -65,13 +74,19 @@ class Journal:
             rest = memoryview(text)
             while rest:
                 rest = rest[self._file.write(rest) :]
-            os.fsync(self._file.fileno())
+            self._sync()
         except OSError as error:
             self._file.truncate(end)
             raise FlytuneError(
                 f"cannot write the journal: {self._path}: {error.strerror}"
             ) from error
         self._entries += rows
+
+    def _sync(self, *, now: bool = False) -> None:
+        """Wait for the disk, which takes as long as many a decision, now and then."""
+        if now or time.monotonic() - self._synced > _SYNC_S:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
 
     def clear(self) -> None:
         """Forget every entry."""

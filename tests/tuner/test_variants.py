@@ -22,6 +22,8 @@ from builds import (
 
 from flytune.caches.bundle import Bundle
 
+pytestmark = pytest.mark.slow
+
 # Also asks for FlyDSL, as the policy of an AMD GPU does.
 ASKS = """
 from dataclasses import replace

@@ -84,6 +84,7 @@ class CostModel:
 
     def _fit(self, timed: Sequence[Observed], seed: int) -> Any:
         from sklearn.ensemble import HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
 
         logs = [math.log(_us(one.record) / one.scale_us) for one in timed]
         lists = [(problem_of(one.record), one.limits) for one in timed]
@@ -99,7 +100,10 @@ class CostModel:
             **_BOOSTER, min_samples_leaf=leaf, random_state=seed
         )
         rows = list(map(self._row, timed))
-        return booster.fit(rows, logs, sample_weight=weights)
+        # Its threads wait for each other thousands of times, in vain where a
+        # compilation has their core.
+        with threadpool_limits(1, user_api="openmp"):
+            return booster.fit(rows, logs, sample_weight=weights)
 
     def _row(self, one: Observed) -> list[float]:
         return [float(self._templates.get(_template(one.record), -1)), *one.features]
