@@ -22,7 +22,7 @@ from flytune.tuner.nodes import check_nodes, last_line
 CONNECT_S = 10.0
 HEALTH_S = 60.0
 # Less than the minute after which Ray ends a driver whose head is gone.
-_HEAD_S = 30.0
+_HEAD_S = 20.0
 # Ray's sockets lie below its directory, and their paths hold 107 characters at most.
 _LONGEST_TEMPORARY = 20
 _PREFIX = "flytune-ray-"
@@ -71,7 +71,7 @@ def joined(
                 yield
             finally:
                 with contextlib.suppress(FlytuneError):
-                    require_head()
+                    require_head(patience_s=0.0)
                     _remove_worker_directories()
         return
     # "local": a RAY_ADDRESS in the environment is not what was asked for.
@@ -199,11 +199,11 @@ def _check_health(address: str) -> None:
         raise _unreachable(address, "what answers there is no healthy Ray") from error
 
 
-def require_head() -> None:
+def require_head(patience_s: float = _HEAD_S) -> None:
     """Refuse to go on without the cluster's head, which Ray would wait for in vain.
 
-    One that is started again, as a cluster with a fault-tolerant head does, is waited
-    for.
+    Args:
+        patience_s: How long one is waited for that is started again.
 
     Raises:
         FlytuneError: nothing answers at its address.
@@ -214,7 +214,7 @@ def require_head() -> None:
         return
     address = ray.get_runtime_context().gcs_address
     host, port = _host_and_port(address)
-    until = time.monotonic() + _HEAD_S
+    until = time.monotonic() + patience_s
     while True:
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()

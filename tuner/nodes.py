@@ -27,17 +27,20 @@ def check_nodes(*, accelerator: bool, flydsl: bool) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(kernel_target)
-    asked = {}
+    asked, node_of = {}, {}
     for node in ray.nodes():
         if node["Alive"]:
             there_only = NodeAffinitySchedulingStrategy(node["NodeID"], False)
             on_node = remote.options(scheduling_strategy=there_only)
             name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-            asked[on_node.remote(accelerator=accelerator, flydsl=flydsl)] = name
+            reference = on_node.remote(accelerator=accelerator, flydsl=flydsl)
+            asked[reference], node_of[reference] = name, node["NodeID"]
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_S)
-    if late:
+    # One that died a moment ago is told of as alive for a while.
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    if silent := [asked[one] for one in late if node_of[one] in alive]:
         raise FlytuneError(
-            f"a node of the cluster does not answer in {NODE_S:g} s: {asked[late[0]]}"
+            f"a node of the cluster does not answer in {NODE_S:g} s: {silent[0]}"
         )
     here = kernel_target(accelerator=accelerator, flydsl=flydsl)
     for reference in done:
@@ -45,6 +48,8 @@ def check_nodes(*, accelerator: bool, flydsl: bool) -> None:
         try:
             there = ray.get(reference)
         except ray.exceptions.RayError as error:
+            if node_of[reference] not in alive:
+                continue
             raise FlytuneError(
                 f"a node of the cluster cannot run flytune: {name}: {last_line(error)}",
                 hint="install the same flytune on every node",
