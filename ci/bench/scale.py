@@ -172,6 +172,7 @@ def _simulated(
             recall.keep(decide(*timed))
             decided_s += time.perf_counter() - start
             number += 1
+    clock.driver_stops()
     assert number == len(tasks)
     ray_s = builders.batches * calls.submit_s + builders.told * calls.told_s
     ideal_s = max(

@@ -1,7 +1,9 @@
 import contextlib
+import errno
 import fcntl
 import http.server
 import os
+import shutil
 import socket
 import tempfile
 import threading
@@ -9,11 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import ray
-from fakes import library, task
+from fakes import candidate, library, task
+from ray import cloudpickle
 from ray.cluster_utils import Cluster
 
 from flytune.caches.columns import Status
@@ -121,6 +125,35 @@ def test_a_cluster_outlives_a_driver_that_fails(small_nodes: str) -> None:
     with Farm(small_nodes, {}, Deadlines()) as farm:
         results = [r for r in farm.build_all([library()]) if r]
         assert [r.status for r in results] == [Status.OK]
+
+
+def fills_disk(node: str) -> bytes:
+    """Return Inductor's request of a candidate that finds a node's disk full.
+
+    The class is in here so that it is pickled whole.
+    """
+
+    class FillsDisk:
+        def precompile(self) -> None:
+            if ray.get_runtime_context().get_node_id() == node:
+                shutil.disk_usage = lambda _: SimpleNamespace(free=0)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return cloudpickle.dumps(FillsDisk())
+
+
+def test_a_node_whose_disk_is_full_is_left_out(small_nodes: str) -> None:
+    with Farm(small_nodes, {}, Deadlines()) as farm:
+        head, other = (node["NodeID"] for node in ray.nodes())
+
+        def full(node: str) -> list[BuildResult]:
+            some = replace(candidate(""), request=fills_disk(node))
+            made = [replace(some, choice_hash=str(number)) for number in range(6)]
+            return [result for result in farm.build_all(made) if result]
+
+        assert [r.status for r in full(other)] == [Status.OK] * 6
+        with pytest.raises(FlytuneError, match="no space left for the workers' files"):
+            full(head)
 
 
 @pytest.fixture

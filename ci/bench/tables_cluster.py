@@ -1,0 +1,57 @@
+"""The README's tables of clusters, simulated and broken, from result files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def scale_text(result: Mapping[str, Any]) -> str:
+    """Return a row for each simulated cluster."""
+    figures = result["figures"]
+    lines = [
+        f"{figures['candidates']:,} candidates in {figures['lists']:,} lists; one takes "
+        f"{figures['mean_compile_s']:.2f} s to compile and a list "
+        f"{figures['mean_list_s']:.2f} s to check and time, drawn from what they took "
+        f"on an H200. A batch costs {figures['ray_submit_ms']:.2f} ms to hand out and "
+        f"{figures['ray_told_ms']:.2f} ms to take back in calls of Ray, measured. "
+        f"The driver takes {figures['peak_gib']:.2f} GiB at most.",
+        "",
+        "| GPUs | cores | at least | took | efficiency | GPUs busy | the scheduler's "
+        "own, a candidate | and Ray's calls | and decisions, journal |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *map(_cluster, result["rows"]),
+    ]
+    return "\n".join(lines)
+
+
+def _cluster(row: Row) -> str:
+    return (
+        f"| {row['devices']} | {row['cores']} | {row['ideal_s']:,.0f} s | "
+        f"{row['took_s']:,.0f} s | {row['efficiency_pct']:.0f} % | "
+        f"{row['devices_busy_pct']:.0f} % | {row['driver_ms']:.4f} ms | "
+        f"{row['driver_and_ray_ms']:.3f} ms | {row['all_ms']:.3f} ms |"
+    )
+
+
+def cluster_faults_text(result: Mapping[str, Any]) -> str:
+    """Return what was killed, and what it cost."""
+    figures = result["figures"]
+    lines = [
+        f"A build of {figures['records']:,} candidates, in peace and under SIGKILL: "
+        f"{figures['differ']} of {figures['records']:,} records differ.",
+        "",
+        "| | took | killed | drivers | compiled again | lists timed again |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *map(_build, result["rows"]),
+    ]
+    return "\n".join(lines)
+
+
+def _build(row: Row) -> str:
+    kills = ", ".join(f"{number} x {what}" for what, number in row["kills"].items())
+    return (
+        f"| {row['faults']} | {row['took_s']:.0f} s | {kills or 'nothing'} | "
+        f"{row['drivers']} | {row['compiled_again']} of {row['compilations']} | "
+        f"{row['timed_again']} |"
+    )
