@@ -151,6 +151,8 @@ def _tuples(value: Any) -> Any:
 
 def to_json(value: Any) -> Any:
     """Return a record's value as a JSON row holds it."""
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
-    return str(value) if isinstance(value, Status) else value
+    if type(value) is tuple:
+        # Many numbers, or rows of them.
+        nested = bool(value) and type(value[0]) is tuple
+        return [list(row) for row in value] if nested else list(value)
+    return str(value) if type(value) is Status else value

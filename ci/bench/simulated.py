@@ -28,7 +28,7 @@ class Clock:
         self.now = 0.0
         self.driver_s = 0.0
         """What the driver took in all."""
-        self._since = time.perf_counter()
+        self._since = time.thread_time()
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -38,7 +38,7 @@ class Clock:
 
     def driver_stops(self) -> None:
         """Count what the driver has taken since its turn began."""
-        self.charge(time.perf_counter() - self._since)
+        self.charge(time.thread_time() - self._since)
 
     def charge(self, seconds: float) -> None:
         """Count what a call of the cluster costs the driver."""
@@ -47,7 +47,7 @@ class Clock:
 
     def driver_goes_on(self) -> None:
         """Give the driver its turn."""
-        self._since = time.perf_counter()
+        self._since = time.thread_time()
 
     def wait(self) -> None:
         """Let all happen that is due; where nothing is, wait for the next."""
