@@ -21,7 +21,8 @@ class Passes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path: list[nn.Module] = []
-        self.names: dict[int, str] = {}
+        self.names: dict[nn.Module, str] = {}
+        """Of modules themselves: the id of one that has gone may be another's."""
         self.calls: Counter[tuple[Any, ...]] = Counter()
         self.done: set[frozenset[tuple[Any, ...]]] = set()
 
@@ -30,7 +31,7 @@ class Passes:
         if not self.path:
             # The model comes before its parts are called by themselves, as the head is.
             for name, each in module.named_modules():
-                self.names.setdefault(id(each), name or type(each).__name__)
+                self.names.setdefault(each, name or type(each).__name__)
         self.path.append(module)
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -65,7 +66,7 @@ class Passes:
     def _count(
         self, op: str, sizes: tuple[int, ...], batch: int, dtype: Any, bias: bool
     ) -> None:
-        name = self.names.get(id(self.path[-1]), "") if self.path else ""
+        name = self.names.get(self.path[-1], "") if self.path else ""
         kind = str(dtype).removeprefix("torch.")
         self.calls[name, op, *sizes, batch, kind, bias] += 1
 
