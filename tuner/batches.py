@@ -15,7 +15,7 @@ from flytune.tuner.candidate import BuildResult, Candidate
 BATCH_S = 1.0
 """How long the compilations of a batch should take: far longer than handing it out."""
 # A driver can hand out and take back more, but little more.
-_MOST_A_SECOND = 1000
+_MOST_A_SECOND = 400
 MOST_TOGETHER = 64
 """Candidates of the longest batch: their sources travel together."""
 # A chance of one in so many that any candidate of a build is wrongly found at fault.
@@ -75,8 +75,8 @@ class Batches:
         self._waiting = collections.deque(candidates)
         self._number = len(candidates)
         self._backends = {c.choice_hash: c.backend for c in candidates}
-        self._seconds: dict[str, float] = {}
-        """What a compilation takes, by backend."""
+        self._took: dict[str, tuple[int, float]] = {}
+        """How many were compiled, and their seconds in all, by backend."""
         self._alone: set[str] = set()
         """Hashes of those that were in a batch that died."""
         self._deaths: collections.Counter[str] = collections.Counter()
@@ -101,11 +101,11 @@ class Batches:
         if first.choice_hash in self._alone:
             return (first,)
         together = [first]
-        seconds = self._seconds.get(first.backend, BATCH_S)
+        number, took_s = self._took.get(first.backend, (1, BATCH_S))
         share = len(self._waiting) // max(at_once, 1) + 1
         # Half of those that may be in work wait for a worker.
         batch_s = max(BATCH_S, at_once / 2 / _MOST_A_SECOND)
-        most = min(MOST_TOGETHER, share, int(batch_s / max(seconds, 1e-6)))
+        most = min(MOST_TOGETHER, share, int(batch_s / max(took_s / number, 1e-6)))
         while self._waiting and len(together) < most:
             other = self._waiting[0]
             if other.backend != first.backend or other.choice_hash in self._alone:
@@ -120,8 +120,8 @@ class Batches:
             self._pardoned += 1
         if result.status is Status.OK:
             backend = self._backends[result.choice_hash]
-            before = self._seconds.get(backend, result.compile_s)
-            self._seconds[backend] = (3 * before + result.compile_s) / 4
+            number, took_s = self._took.get(backend, (0, 0.0))
+            self._took[backend] = (number + 1, took_s + result.compile_s)
 
     def lost(self, lost: Lost) -> Iterator[BuildResult]:
         """Put back what a worker did not finish; yield what is found at fault."""

@@ -25,6 +25,7 @@ from flytune.tuner.deadlines import Deadlines
 _BUILD_BYTES = 2**30
 # A worker that is this far ahead of the driver waits for it.
 _MOST_UNTAKEN = 4
+_MOMENT_S = 0.02
 # Nodes are counted anew at most so often.
 _NODES_S = 1.0
 
@@ -113,6 +114,8 @@ class RayBuilders:
         streams = list(self._running)
         ready, _ = ray.wait(streams, num_returns=1, timeout=1.0)
         if ready and len(streams) > 1:
+            # Asking Ray takes as long for one as for all that end in a moment.
+            time.sleep(_MOMENT_S)
             ready, _ = ray.wait(streams, num_returns=len(streams), timeout=0.0)
         events: list[BuildEvent] = []
         for stream in ready:
