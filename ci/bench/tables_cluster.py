@@ -10,8 +10,8 @@ def scale_text(result: Mapping[str, Any]) -> str:
     """Return a row for each simulated cluster."""
     figures = result["figures"]
     lines = [
-        f"{figures['candidates']:,} candidates in {figures['lists']:,} lists; one takes "
-        f"{figures['mean_compile_s']:.2f} s to compile and a list "
+        f"{figures['candidates']:,} candidates in {figures['lists']:,} lists; one "
+        f"takes {figures['mean_compile_s']:.2f} s to compile and a list "
         f"{figures['mean_list_s']:.2f} s to check and time, drawn from what they took "
         f"on an H200. A batch costs {figures['ray_submit_ms']:.2f} ms to hand out and "
         f"{figures['ray_told_ms']:.2f} ms to take back in calls of Ray, measured. "
