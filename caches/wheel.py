@@ -99,22 +99,28 @@ def _write(
             size_bytes = content.tell()
             content.seek(0)
             name = f"{package}/{BUNDLE_NAME}"
-            with file.open(_member(name), "w", force_zip64=True) as written:
+            with file.open(member(name), "w", force_zip64=True) as written:
                 shutil.copyfileobj(content, written)
         record.append(f"{name},sha256={_base64(digest)},{size_bytes}")
         for name, text in texts.items():
-            file.writestr(_member(name), text)
-            digest = hashlib.sha256(text.encode()).digest()
-            record.append(f"{name},sha256={_base64(digest)},{len(text.encode())}")
+            file.writestr(member(name), text)
+            record.append(record_line(name, text.encode()))
         record.append(f"{info}/RECORD,,")
-        file.writestr(_member(f"{info}/RECORD"), "\n".join(record) + "\n")
+        file.writestr(member(f"{info}/RECORD"), "\n".join(record) + "\n")
 
 
-def _member(name: str) -> zipfile.ZipInfo:
+def member(name: str) -> zipfile.ZipInfo:
+    """Return what an archive says of a file of a wheel: the same at any time."""
     info = zipfile.ZipInfo(name, _EPOCH)
     info.create_system = 3
     info.external_attr = 0o100644 << 16
     return info
+
+
+def record_line(name: str, content: bytes) -> str:
+    """Return a file's line in a wheel's RECORD."""
+    digest = hashlib.sha256(content).digest()
+    return f"{name},sha256={_base64(digest)},{len(content)}"
 
 
 def _base64(digest: bytes) -> str:

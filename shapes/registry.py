@@ -64,7 +64,7 @@ def find_model(name: str) -> ModelConfig:
     shipped = _shipped(name)
     if shipped is not None and "/" not in name:
         return _read_shipped(shipped)
-    path = _existing(name)
+    path = config_path(name)
     if path is not None:
         return _read_path(path)
     if shipped is not None:
@@ -94,7 +94,10 @@ def _read_shipped(model: ShippedModel) -> ModelConfig:
     return parse_config(text, name=model.name, source=f"shipped {model.name}")
 
 
-def _existing(name: str) -> Path | None:
+def config_path(name: str) -> Path | None:
+    """Return the file or folder that `find_model` reads; None where it reads none."""
+    if "/" not in name and _shipped(name) is not None:
+        return None
     try:
         path = Path(name).expanduser()
         return path if path.exists() else None

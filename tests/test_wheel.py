@@ -123,7 +123,7 @@ def test_metadata_names_licence_extras_and_command(wheel: Path, site: Path) -> N
     assert fields["Name"] == "flytune"
     assert fields["License-Expression"] == "Apache-2.0"
     assert fields["Requires-Python"] == ">=3.11"
-    assert fields.get_all("Provides-Extra") == ["build", "amd", "ship"]
+    assert fields.get_all("Provides-Extra") == ["build", "cluster", "amd", "ship"]
     (command,) = entry_points(group="console_scripts", name="flytune")
     assert command.value == "flytune.tuner.cli:main"
     assert (site / "bin" / "flytune").exists()

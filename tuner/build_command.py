@@ -79,9 +79,11 @@ T = TypeVar("T")
 )
 @click.option(
     "--target",
+    multiple=True,
     metavar="NAME|FILE",
     help="An accelerator by a shipped profile's name, such as h200, or by a file of "
-    "`flytune doctor --profile`.  [default: the device at hand]",
+    "`flytune doctor --profile`; given again, a bundle for each, in the folder --out, "
+    "or where --out is with {target} replaced.  [default: the device at hand]",
 )
 @click.option(
     "--compile-only",

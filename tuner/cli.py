@@ -40,6 +40,7 @@ COMMANDS = (
 
 EXTRA_OF = {
     "flydsl": "amd",
+    "grpc": "cluster",
     "huggingface_hub": "ship",
     "jinja2": "build",
     "numpy": "build",

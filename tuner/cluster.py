@@ -31,6 +31,8 @@ WORKER_ENV = {
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "HF_HUB_OFFLINE": "1",
 }
+MODULES = "FLYTUNE_RAY_MODULES"
+"""A variable: what workers import flytune from, where it was sent to the cluster."""
 _LOCK = "flytune.lock"
 # A directory this young may not have been locked yet.
 _YOUNG_S = 60.0
@@ -133,7 +135,7 @@ def _session(address: str, env: Mapping[str, str], **more: Any) -> Iterator[None
             address=address,
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"env_vars": dict(env)},
+            runtime_env={"env_vars": dict(env), **_sent_modules()},
             **more,
         )
     except (OSError, RuntimeError, ValueError) as error:
@@ -142,6 +144,11 @@ def _session(address: str, env: Mapping[str, str], **more: Any) -> Iterator[None
         yield
     finally:
         ray.shutdown()
+
+
+def _sent_modules() -> dict[str, list[str]]:
+    modules = os.environ.get(MODULES, "").split()
+    return {"py_modules": modules} if modules else {}
 
 
 def _unreachable(address: str, reason: str) -> FlytuneError:
@@ -158,7 +165,20 @@ def check_address(address: str) -> None:
         FlytuneError: nothing answers there, or Ray Client would.
     """
     _refuse_client(address)
-    host, port = _host_and_port(address)
+    check_listens(address, address)
+
+
+def check_listens(address: str, place: str) -> None:
+    """Refuse an address of Ray's where nothing listens.
+
+    Args:
+        address: As it was given, for the error.
+        place: "HOST:PORT"; what has no port is not asked.
+
+    Raises:
+        FlytuneError: nothing answers there.
+    """
+    host, port = _host_and_port(place)
     if not port:
         return
     try:
@@ -173,7 +193,8 @@ def _refuse_client(address: str) -> None:
     if asked.startswith("ray://"):
         raise FlytuneError(
             f"cannot time on this host through Ray Client: {asked}",
-            hint="give host:port of a cluster that this host is a node of",
+            hint="give it to --ray, and the build runs there; or host:port of a cluster "
+            "that this host is a node of",
         )
 
 

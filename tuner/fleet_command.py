@@ -53,11 +53,7 @@ class BuildCommand(click.Command):
         path = ctx.meta[_FILE]
         try:
             with ended_by_signals():
-                good = (
-                    _build_one(super().invoke(ctx))
-                    if path is None
-                    else self._fleet(ctx, path)
-                )
+                good = self._one(ctx) if path is None else self._fleet(ctx, path)
         except KeyboardInterrupt as error:
             words = "stopped: the same command goes on from here"
             raise KeyboardInterrupt(words) from error
@@ -65,23 +61,60 @@ class BuildCommand(click.Command):
             raise click.exceptions.Exit(1)
 
     def options_of(self, words: Sequence[str]) -> "BuildOptions":
-        """Return the options that words of a command line stand for.
+        """Return the options that words of a command line stand for, of one target.
 
         Raises:
             click.UsageError: they are no words of this command.
         """
-        with self.make_context("build", list(words)) as context:
-            options: BuildOptions = super().invoke(context)
+        (options,) = self._each_target(words)
         return options
+
+    def _each_target(self, words: Sequence[str]) -> list["BuildOptions"]:
+        """Return the options that words stand for, for each target that they name."""
+        with self.make_context("build", list(words)) as context:
+            return self._invoked(context)
+
+    def _invoked(self, ctx: click.Context) -> list["BuildOptions"]:
+        """Return what a context asks for, for each target that it names."""
+        found = []
+        for target in ctx.params["target"] or (None,):
+            ctx.params["target"] = target
+            found.append(super().invoke(ctx))
+        return found
+
+    def _one(self, ctx: click.Context) -> bool:
+        """Build one model, for one target or several; return whether all went well."""
+        from flytune.tuner.remote_build import is_remote
+
+        each = self._invoked(ctx)
+        if is_remote(each[0].ray):
+            from flytune.tuner.remote_command import build_one_remotely
+
+            arguments = ctx.params["arguments"]
+            return build_one_remotely(each, self._typed(ctx), arguments)
+        if len(each) == 1:
+            return _build_one(each[0])
+        from flytune.tuner.fleet_plan import asked_targets
+
+        folder, asked = asked_targets(each)
+        return _build_all(asked, folder, None)
 
     def _fleet(self, ctx: click.Context, path: Path) -> bool:
         """Build the models of a file; return whether all went well."""
+        from flytune.tuner.remote_build import is_remote
+
         given = self._given(ctx)
         folder = Path(given.pop("out", ("", "."))[1])
         if folder.name.endswith(".tar.zst"):
             raise click.UsageError(f"--out is a folder beside --models: {folder}")
         file = read_fleet(path, self)
-        asked = [self._asked(file, table, given) for table in file.models]
+        asked = [
+            one for table in file.models for one in self._asked(file, table, given)
+        ]
+        if is_remote(asked[0].options.ray):
+            from flytune.tuner.remote_command import build_fleet_remotely
+
+            return build_fleet_remotely(self, file, asked, given, folder)
         return _build_all(asked, folder, path.stem.lower())
 
     def _given(self, ctx: click.Context) -> dict[str, tuple[str, ...]]:
@@ -90,17 +123,28 @@ class BuildCommand(click.Command):
         Raises:
             click.UsageError: an option, or an argument, is of one model alone.
         """
-        typed, rest, _ = self.make_parser(ctx).parse_args(list(ctx.meta[_TYPED]))
+        given = self._typed(ctx)
+        for name in given:
+            if name in OF_ONE and name != "out":
+                raise click.UsageError(
+                    f"--{name} does not go with --models: the file says it of a model"
+                )
+        if ctx.params["arguments"]:
+            raise click.UsageError(
+                "arguments do not go with --models: give `arguments`"
+            )
+        given.pop("models")
+        return given
+
+    def _typed(self, ctx: click.Context) -> dict[str, tuple[str, ...]]:
+        """Return the options that were typed, each with its words."""
+        typed, _, _ = self.make_parser(ctx).parse_args(list(ctx.meta[_TYPED]))
         by_param = {o.name: (n, o) for n, o in options_by_name(self).items()}
         given: dict[str, tuple[str, ...]] = {}
         for param, value in typed.items():
             if param not in by_param:
                 continue
             name, option = by_param[param]
-            if name in OF_ONE and name != "out":
-                raise click.UsageError(
-                    f"--{name} does not go with --models: the file says it of a model"
-                )
             word = f"--{name}"
             some = value if option.multiple else [value]
             given[name] = (
@@ -108,15 +152,10 @@ class BuildCommand(click.Command):
                 if option.is_flag
                 else tuple(part for one in some for part in (word, one))
             )
-        if rest or ctx.params["arguments"]:
-            raise click.UsageError(
-                "arguments do not go with --models: give `arguments`"
-            )
-        given.pop("models")
         return given
 
-    def _asked(self, file: FleetFile, table: ModelTable, given: Words) -> "Asked":
-        """Return what a table, the command line and the defaults ask for.
+    def _asked(self, file: FleetFile, table: ModelTable, given: Words) -> list["Asked"]:
+        """Return what a table, the command line and the defaults ask for, by target.
 
         Raises:
             FlytuneError: it is nothing that a build takes.
@@ -128,11 +167,19 @@ class BuildCommand(click.Command):
         if table.arguments:
             line += ["--", *table.arguments]
         try:
-            options = self.options_of(line)
+            each = self._each_target(line)
         except click.UsageError as error:
             said = error.format_message().rstrip(".")
             raise FlytuneError(f"{table.where}: {said}") from error
-        return Asked(table.where, replace(options, out=table.out), table.name)
+        return [
+            Asked(
+                table.where,
+                replace(options, out=table.out),
+                table.name,
+                one_of_several=len(each) > 1,
+            )
+            for options in each
+        ]
 
 
 def _build_one(options: "BuildOptions") -> bool:
@@ -145,11 +192,12 @@ def _build_one(options: "BuildOptions") -> bool:
     return built.ok
 
 
-def _build_all(asked: Sequence["Asked"], folder: Path, name: str) -> bool:
+def _build_all(asked: Sequence["Asked"], folder: Path, name: str | None) -> bool:
     """Build a fleet and print what became of it; return whether all went well.
 
     Args:
-        name: How the file of the merged bundle begins.
+        name: How the file of the merged bundle begins; None where none is made, for
+            bundles of several targets do not go together.
     """
     from flytune.tuner.fleet import (
         all_good,
@@ -175,7 +223,8 @@ def _build_all(asked: Sequence["Asked"], folder: Path, name: str) -> bool:
     outcomes = build_fleet(models, progress)
     click.echo(summary_table(outcomes))
     options, bundles = models[0].options, bundles_of(outcomes)
-    merged = merge_fleet(bundles, folder, name, options, progress)
-    if merged is not None:
+    if name is not None and (
+        merged := merge_fleet(bundles, folder, name, options, progress)
+    ):
         click.echo(f"of all  {merged}, not verified: flytune verify {merged}")
     return all_good(outcomes)

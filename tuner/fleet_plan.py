@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.bundle import Bundle
+from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle
 from flytune.caches.trust import admit
 from flytune.shapes.errors import FlytuneError, about
 from flytune.shapes.gemm import GemmShape
@@ -19,6 +19,9 @@ from flytune.tuner.plan_words import say_plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.shared_lists import sharing_key
 
+PLACEHOLDER = "{target}"
+"""In --out, for the name of each of several targets."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -30,6 +33,8 @@ class Asked:
     """Their `out` is None where the table names none."""
     name: str | None = None
     """None: after the model and its ranks."""
+    one_of_several: bool = False
+    """Whether it is asked for several targets, of which this is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +60,13 @@ class FleetModel:
 
 
 def plan_fleet(
-    asked: Sequence[Asked], folder: Path, merged_name: str, progress: Progress
+    asked: Sequence[Asked], folder: Path, merged_name: str | None, progress: Progress
 ) -> tuple[FleetModel, ...]:
     """Plan every model, and refuse at once what some build could not end well.
 
     Args:
         folder: Of the bundles that no table names otherwise.
-        merged_name: How the file of the merged bundle begins.
+        merged_name: How the file of the merged bundle begins; None: none is made.
 
     Raises:
         FlytuneError: a model cannot be planned, two have one name, bundle or work
@@ -72,8 +77,10 @@ def plan_fleet(
     _refuse_same("bundle", ((str(m.plan.out.resolve()), m.where) for m in models))
     _refuse_same("build", ((str(m.plan.work), m.where) for m in models))
     kept = {model.kept.digest for model in models if model.kept is not None}
-    for plan in (model.plan for model in models):
-        out = merged_out(folder, merged_name, plan.target)
+    for target in (model.plan.target for model in models):
+        if merged_name is None:
+            break
+        out = merged_out(folder, merged_name, target)
         named = [m for m in models if m.plan.out.resolve() == out.resolve()]
         if named:
             raise FlytuneError(
@@ -91,7 +98,7 @@ def _planned(one: Asked, folder: Path, fleet: Progress) -> FleetModel:
     with about(one.where):
         prepared = prepare(replace(one.options, keep=True))
         plan, options = prepared.plan, prepared.options
-        out = options.out or folder / f"{name}.{plan.target.slug}.tar.zst"
+        out = options.out or folder / f"{_stem(one)}.{plan.target.slug}.tar.zst"
         plan = replace(plan, out=out)
         kept = _kept(plan, options)
         if kept is None:
@@ -104,7 +111,46 @@ def _planned(one: Asked, folder: Path, fleet: Progress) -> FleetModel:
 
 
 def _name(one: Asked) -> str:
-    """Return a model's name in its fleet: as a build would name it, and its ranks."""
+    """Return a model's name in its fleet, with its target if it has several."""
+    if not one.one_of_several:
+        return _stem(one)
+    return f"{_stem(one)}-{target_word(one.options)}"
+
+
+def target_word(options: BuildOptions) -> str:
+    """Return what a build's target is called in names of files."""
+    return Path(options.target or "").name.lower().removesuffix(".json")
+
+
+def asked_targets(each: Sequence[BuildOptions]) -> tuple[Path, list[Asked]]:
+    """Return the folder of the bundles of one model's targets, and what is asked for.
+
+    Args:
+        each: What is asked for, for each target. --out is their folder, or has
+            `{target}` in it.
+
+    Raises:
+        FlytuneError: the targets' bundles would have one name.
+    """
+    out = each[0].out or Path()
+    pattern = PLACEHOLDER in out.name
+    if not pattern and out.name.endswith(ARCHIVE_SUFFIX):
+        raise FlytuneError(
+            f"one name for the bundles of several targets: {out}",
+            hint="give a folder, or a name with {target} in it",
+        )
+    asked = []
+    for options in each:
+        word = target_word(options)
+        own = out.with_name(out.name.replace(PLACEHOLDER, word)) if pattern else None
+        asked.append(
+            Asked(f"--target {word}", replace(options, out=own), one_of_several=True)
+        )
+    return out.parent if pattern else out, asked
+
+
+def _stem(one: Asked) -> str:
+    """Return how a model's bundle is named: as a build would, and with its ranks."""
     options = one.options
     if one.name is not None:
         return one.name

@@ -68,10 +68,11 @@ def test_version_is_the_wheels() -> None:
 
 def test_every_package_of_an_extra_has_its_extra() -> None:
     extras = pyproject()["project"]["optional-dependencies"]
-    order = ("amd", "build", "ship")
+    order = ("amd", "build", "cluster", "ship")
     assert sorted(order) == sorted(extras)
     named = {name: extra for extra in order for name in names(extras[extra])}
     # Imported by another name than it is installed.
+    named["grpc"] = named.pop("grpcio")
     named["pynvml"] = named.pop("nvidia-ml-py")
     named["sklearn"] = named.pop("scikit-learn")
     assert named == EXTRA_OF

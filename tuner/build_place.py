@@ -1,0 +1,152 @@
+"""On which node of a cluster a build runs: one that its bundle is for.
+
+A bake compiles the program where it will be served, and a CPU's candidates are timed
+beside it, so the driver is on a node with the target's accelerator, or for a CPU on one
+with cores.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flytune.caches.device_profile import DeviceProfile
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.cluster_build import ClusterBuild, Request, place_of
+from flytune.tuner.nodes import NODE_S
+from flytune.tuner.placement import AskedNodes, device_nodes
+
+NAMESPACE = "flytune"
+# What is said, what is read and a stop come at once.
+_CALLS_AT_ONCE = 4
+_HEAD = "node:__internal_head__"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a build needs of its node."""
+
+    device: str = "auto"
+    """As `BuildOptions.device`."""
+    profile: DeviceProfile | None = None
+    """Of the accelerator that is named; None where none is."""
+    runs_nothing: bool = False
+    """Whether any node will do."""
+
+
+def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
+    """Start a build on a node of this cluster, unless it runs already.
+
+    Returns:
+        Whether it was started now.
+
+    Raises:
+        FlytuneError: there is no node for it.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if _running(request):
+        return False
+    node = _with_earlier_work(_fit_nodes(wish, asked), request)
+    env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    actor = (
+        ray.remote(num_cpus=0, max_concurrency=_CALLS_AT_ONCE)(ClusterBuild)
+        .options(
+            name=request.actor,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            runtime_env={"env_vars": env},
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        .remote(request)
+    )
+    # What it cannot do it says now, and not to whoever asks for lines.
+    ray.get(actor.said.remote(0, 0.0))
+    return True
+
+
+def _running(request: Request) -> bool:
+    import ray
+
+    try:
+        ray.get_actor(request.actor, NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+def _fit_nodes(wish: Wish, asked: AskedNodes) -> list[str]:
+    """Return the ids of the nodes that a build may run on, the best first.
+
+    Raises:
+        FlytuneError: there is none, or it is not said which.
+    """
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if wish.runs_nothing:
+        return _by_cores(nodes, least=0)
+    if wish.profile is not None:
+        if there := device_nodes(wish.profile, asked):
+            return [node for node, _ in there]
+        raise _no_node(wish.profile.product, asked)
+    if wish.device != "cpu":
+        counts = asked.ask()
+        profiles = {n: p for n, p in asked.profiles.items() if n in counts}
+        products = sorted({profile.product for profile in profiles.values()})
+        if len(products) > 1:
+            raise FlytuneError(
+                f"the cluster has several accelerators: `{'`, `'.join(products)}`",
+                hint="name those to build for with --target, or --device cpu",
+            )
+        if products:
+            return [node for node in counts if node in profiles]
+        if wish.device != "auto":
+            raise _no_node("accelerator", asked)
+    if not (found := _by_cores(nodes, least=1)):
+        raise FlytuneError("no node of the Ray cluster has a core to build on")
+    return found
+
+
+def _by_cores(nodes: Sequence[Mapping[str, Any]], least: int) -> list[str]:
+    """Return the nodes with so many cores, the head first, then by address."""
+    fit = [n for n in nodes if n["Resources"].get("CPU", 0) >= least]
+    fit.sort(key=lambda n: (_HEAD not in n["Resources"], n["NodeManagerAddress"]))
+    return [node["NodeID"] for node in fit]
+
+
+def _no_node(what: str, asked: AskedNodes) -> FlytuneError:
+    why = "".join(f"; {node[:8]}: {said}" for node, said in asked.unfit.items())
+    return FlytuneError(
+        f"no node of the Ray cluster has this: {what}{why}",
+        hint="compile for it with --compile-only, or start Ray where it is",
+    )
+
+
+def _with_earlier_work(nodes: Sequence[str], request: Request) -> str:
+    """Return the node where the same build was stopped, or the first."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if len(nodes) == 1:
+        return nodes[0]
+    remote = ray.remote(num_cpus=0, max_retries=0)(_has_work)
+    answers = {
+        remote.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, False)
+        ).remote(request.digest): node
+        for node in nodes
+    }
+    done, _ = ray.wait(list(answers), num_returns=len(answers), timeout=NODE_S)
+    for reference in done:
+        try:
+            if ray.get(reference):
+                return answers[reference]
+        except ray.exceptions.RayError:
+            # It has gone meanwhile.
+            continue
+    return nodes[0]
+
+
+def _has_work(digest: str) -> bool:
+    return place_of(digest).is_dir()

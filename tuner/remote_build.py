@@ -1,0 +1,299 @@
+"""A build on a Ray cluster that this host is no node of, through Ray Client.
+
+What it says is printed here as it comes, and what it makes is brought home, whole or
+not at all.
+"""
+
+import contextlib
+import hashlib
+import os
+import tarfile
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle, writing
+from flytune.caches.packing import check_absent, publish, sign
+from flytune.caches.scratch import beside
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.build_place import NAMESPACE, Wish, begin
+from flytune.tuner.cluster import check_listens
+from flytune.tuner.cluster_build import Line, Parcel, Request
+from flytune.tuner.nodes import last_line
+from flytune.tuner.own_wheel import own_wheel
+from flytune.tuner.placement import AskedNodes
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    Keys = Sequence[Ed25519PrivateKey]
+
+CLIENT, _JOBS = "ray://", ("http://", "https://")
+_READ_BYTES = 8 * 2**20
+# How long a build that was asked to stop may take; a bake's processes end first.
+_STOP_S = 60.0
+_SAID_S = 1.0
+
+
+@dataclass(slots=True)
+class RemoteBuild:
+    """A build that is asked for there."""
+
+    request: Request
+    wish: Wish
+    place: Callable[[Path], Path]
+    """From the name of what it makes, where that belongs here."""
+    prefix: str = ""
+    """Of its lines, where there are several builds."""
+    actor: Any = None
+    code: int | None = None
+    results: list[str] = field(default_factory=list)
+    """Lines of its stdout."""
+    seen: int = 0
+
+
+def is_remote(address: str | None) -> bool:
+    """Whether an address is of a cluster that this host is no node of.
+
+    Raises:
+        FlytuneError: it is of Ray's job server, which builds are not asked of.
+    """
+    if address is not None and address.startswith(_JOBS):
+        raise FlytuneError(
+            f"builds go through Ray Client, and not by jobs: {address}",
+            hint="give ray://HEAD:10001, or submit `flytune build --ray auto` with "
+            "`ray job submit`",
+        )
+    return address is not None and address.startswith(CLIENT)
+
+
+def build_remotely(
+    builds: Sequence[RemoteBuild], address: str, sent: Path, keys: "Keys"
+) -> bool:
+    """Run builds on a cluster, and bring home what they make.
+
+    Args:
+        address: "ray://HOST:PORT".
+        sent: The folder that goes there.
+        keys: Those that sign the bundles, here.
+
+    Returns:
+        Whether all of them went well.
+
+    Raises:
+        FlytuneError: the cluster cannot be reached or has no node for a build, or what
+            comes from it is not what it has made.
+        KeyboardInterrupt: a build was stopped, there too.
+    """
+    with _connected(address, sent) as ray, _losing(address):
+        try:
+            _begin(ray, builds)
+            _follow(ray, builds)
+            for build in builds:
+                _bring_home(ray, build, keys)
+        except KeyboardInterrupt:
+            _stop(ray, builds)
+            raise
+        for build in builds:
+            ray.kill(build.actor)
+    return all(build.code == 0 for build in builds)
+
+
+@contextlib.contextmanager
+def _connected(address: str, sent: Path) -> Iterator[Any]:
+    """Be a client of a cluster, whose processes have this flytune and what is sent."""
+    # What a client needs, which Ray would say in other words.
+    import grpc  # noqa: F401
+
+    _use_token()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    check_listens(address, address.removeprefix(CLIENT))
+    with tempfile.TemporaryDirectory(prefix="flytune-wheel-") as directory:
+        modules = [str(own_wheel(Path(directory)))]
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                ray.init(
+                    address,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    namespace=NAMESPACE,
+                    runtime_env={"py_modules": modules, "working_dir": str(sent)},
+                )
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise _not_joined(address, error) from error
+    try:
+        yield ray
+    finally:
+        with contextlib.suppress(ConnectionError):
+            ray.shutdown()
+
+
+def _use_token() -> None:
+    """Show the cluster the token that Ray keeps here; its client alone would not."""
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"))
+    if "RAY_AUTH_TOKEN" in os.environ or token.expanduser().is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _not_joined(address: str, error: Exception) -> FlytuneError:
+    said = " ".join(str(error).split())
+    if "was started with" in said:
+        return FlytuneError(
+            f"cannot build there: {address}: {said.rstrip('.')}",
+            hint="use the cluster's versions of Ray and Python here",
+        )
+    if "timeout" in said:
+        said = "what listens there does not answer as Ray Client does"
+    return FlytuneError(
+        f"cannot build there: {address}: {said}",
+        hint="the head must have ray[client], and its token must be in "
+        "~/.ray/auth_token here",
+    )
+
+
+@contextlib.contextmanager
+def _losing(address: str) -> Iterator[None]:
+    """Say in one line what fails on the way to the cluster, or there."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FlytuneError):
+            raise error.cause from None
+        raise _lost(address, error) from error
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        raise _lost(address, error) from error
+
+
+def _lost(address: str, error: Exception) -> FlytuneError:
+    return FlytuneError(
+        f"lost the build: {address}: {type(error).__name__}: {last_line(error)}",
+        hint="the same command finds it again, or goes on from where it was",
+    )
+
+
+def _begin(ray: Any, builds: Sequence[RemoteBuild]) -> None:
+    remote = ray.remote(num_cpus=0, max_retries=0)(begin)
+    asked = AskedNodes()
+    for build in builds:
+        if not ray.get(remote.remote(build.request, build.wish, asked)):
+            click.echo(f"{build.prefix}goes on from an earlier command", err=True)
+        build.actor = ray.get_actor(build.request.actor, NAMESPACE)
+
+
+def _follow(ray: Any, builds: Sequence[RemoteBuild]) -> None:
+    """Print what builds say until all have ended."""
+    while going := [build for build in builds if build.code is None]:
+        said = [build.actor.said.remote(build.seen, _SAID_S) for build in going]
+        for build, (lines, code) in zip(going, ray.get(said), strict=True):
+            _print(build, lines)
+            build.code = code
+
+
+def _print(build: RemoteBuild, lines: Sequence[Line]) -> None:
+    build.seen += len(lines)
+    for line in lines:
+        if line.is_result:
+            build.results.append(line.text)
+        else:
+            click.echo(f"{build.prefix}{line.text}", err=True)
+
+
+def _stop(ray: Any, builds: Sequence[RemoteBuild]) -> None:
+    """Let every build end as at home, and give back what it holds."""
+    begun = [build for build in builds if build.actor is not None]
+    click.echo("stopping the build there", err=True)
+    with contextlib.suppress(ConnectionError, ray.exceptions.RayError):
+        ray.get([build.actor.stop.remote() for build in begun], timeout=_STOP_S)
+        until = time.monotonic() + _STOP_S
+        for build in begun:
+            while build.code is None and time.monotonic() < until:
+                said = build.actor.said.remote(build.seen, _SAID_S)
+                lines, build.code = ray.get(said, timeout=_STOP_S)
+                _print(build, lines)
+        for build in begun:
+            # With it ends what would not stop.
+            ray.kill(build.actor)
+
+
+def _bring_home(ray: Any, build: RemoteBuild, keys: "Keys") -> None:
+    """Write what a build has made where it belongs, and say so."""
+    parcel: Parcel | None = ray.get(build.actor.parcel.remote())
+    bundles = []
+    if parcel is not None:
+        out = build.place(Path(parcel.name))
+        if build.request.several:
+            out.mkdir(exist_ok=True)
+        near = out / "bundles" if build.request.several else out
+        with writing(out, output=True), beside(near) as scratch:
+            whole = scratch / "whole"
+            _fetch(ray, build.actor, parcel, whole)
+            if parcel.name:
+                made = [(whole, out)]
+            else:
+                made = [(one, out / one.name) for one in _unpacked(whole, scratch)]
+            for path, there in made:
+                _publish(path, there, keys, scratch)
+                bundles.append(there)
+    if bundles and (build.code == 0 or not build.request.several):
+        ray.get(build.actor.clear.remote())
+    for text in build.results:
+        if not text.startswith("bundle  "):
+            click.echo(text)
+    for there in bundles:
+        click.echo(f"bundle  {there}")
+
+
+def _fetch(ray: Any, actor: Any, parcel: Parcel, path: Path) -> None:
+    """Write what was made there; a file that comes spoiled is an error."""
+    whole = hashlib.sha256()
+    with path.open("wb") as file:
+        for offset in range(0, parcel.size_bytes, _READ_BYTES):
+            part = ray.get(actor.read.remote(offset, _READ_BYTES))
+            whole.update(part)
+            file.write(part)
+    if whole.hexdigest() != parcel.sha256:
+        raise FlytuneError(
+            "what came from the cluster is not what was made there",
+            hint="the same command brings it again",
+        )
+
+
+def _unpacked(archive: Path, scratch: Path) -> list[Path]:
+    folder = scratch / "several"
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return sorted(folder.iterdir())
+
+
+def _publish(path: Path, out: Path, keys: "Keys", scratch: Path) -> None:
+    """Check a bundle, sign it, and give it its name.
+
+    Raises:
+        FlytuneError: it is corrupt, or another bundle has the name.
+    """
+    bundle = Bundle.open(path)
+    if out.exists() and Bundle.open(out).digest == bundle.digest:
+        # A fleet that goes on.
+        return
+    check_absent(out)
+    bundle.check()
+    for key in keys:
+        sign(Bundle.open(path), key)
+    if out.name.endswith(ARCHIVE_SUFFIX):
+        path.rename(out)
+        return
+    bundle, placed = Bundle.open(path), scratch / "placed"
+    bundle.place(placed)
+    for name, content in bundle.heads().items():
+        (placed / name).write_bytes(content)
+    publish(placed, out)
