@@ -193,7 +193,7 @@ def _refuse_client(address: str) -> None:
     if asked.startswith("ray://"):
         raise FlytuneError(
             f"cannot time on this host through Ray Client: {asked}",
-            hint="give it to --ray, and the build runs there; or host:port of a cluster "
+            hint="give it to --ray, and the build runs there; or host:port of one "
             "that this host is a node of",
         )
 

@@ -27,7 +27,7 @@ Place = Callable[[Path], Path]
 def build_one_remotely(
     each: Sequence[BuildOptions], typed: Words, arguments: Sequence[str]
 ) -> bool:
-    """Build one model on a cluster, for each of its targets; return whether all is well.
+    """Build one model on a cluster for each target; return whether all went well.
 
     Args:
         each: What is asked for, for each target.

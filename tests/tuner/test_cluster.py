@@ -193,7 +193,7 @@ def test_ray_client_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) ->
         "cannot time on this host through Ray Client: ray://127.0.0.1:10001"
     )
     assert caught.value.hint == (
-        "give it to --ray, and the build runs there; or host:port of a cluster "
+        "give it to --ray, and the build runs there; or host:port of one "
         "that this host is a node of"
     )
 
