@@ -172,12 +172,7 @@ class BuildCommand(click.Command):
             said = error.format_message().rstrip(".")
             raise FlytuneError(f"{table.where}: {said}") from error
         return [
-            Asked(
-                table.where,
-                replace(options, out=table.out),
-                table.name,
-                one_of_several=len(each) > 1,
-            )
+            Asked(table.where, replace(options, out=table.out), table.name)
             for options in each
         ]
 

@@ -34,7 +34,7 @@ class Asked:
     name: str | None = None
     """None: after the model and its ranks."""
     one_of_several: bool = False
-    """Whether it is asked for several targets, of which this is one."""
+    """Whether its model is asked for other targets too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ def plan_fleet(
         FlytuneError: a model cannot be planned, two have one name, bundle or work
             directory, or an output exists that is none of this fleet's.
     """
+    asked = _by_target(asked)
     _refuse_same("name", ((_name(one), one.where) for one in asked))
     models = tuple(_planned(one, folder, progress) for one in asked)
     _refuse_same("bundle", ((str(m.plan.out.resolve()), m.where) for m in models))
@@ -110,6 +111,14 @@ def _planned(one: Asked, folder: Path, fleet: Progress) -> FleetModel:
     return FleetModel(name, one.where, prepared, key, progress, kept)
 
 
+def _by_target(asked: Sequence[Asked]) -> list[Asked]:
+    """Note of each whether another is of the same model, for another target."""
+    targets: dict[str, set[str | None]] = {}
+    for one in asked:
+        targets.setdefault(_stem(one), set()).add(one.options.target)
+    return [replace(o, one_of_several=len(targets[_stem(o)]) > 1) for o in asked]
+
+
 def _name(one: Asked) -> str:
     """Return a model's name in its fleet, with its target if it has several."""
     if not one.one_of_several:
@@ -143,9 +152,7 @@ def asked_targets(each: Sequence[BuildOptions]) -> tuple[Path, list[Asked]]:
     for options in each:
         word = target_word(options)
         own = out.with_name(out.name.replace(PLACEHOLDER, word)) if pattern else None
-        asked.append(
-            Asked(f"--target {word}", replace(options, out=own), one_of_several=True)
-        )
+        asked.append(Asked(f"--target {word}", replace(options, out=own)))
     return out.parent if pattern else out, asked
 
 

@@ -219,7 +219,7 @@ def _stop(ray: Any, builds: Sequence[RemoteBuild]) -> None:
             while build.code is None and time.monotonic() < until:
                 said = build.actor.said.remote(build.seen, _SAID_S)
                 lines, build.code = ray.get(said, timeout=_STOP_S)
-                _print(build, lines)
+                build.seen += len(lines)
         for build in begun:
             # With it ends what would not stop.
             ray.kill(build.actor)
