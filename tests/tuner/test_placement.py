@@ -15,6 +15,7 @@ from flytune.tuner.build_place import Wish, _fit_nodes, _with_earlier_work
 from flytune.tuner.cluster_build import Request
 from flytune.tuner.placement import AskedNodes, device_nodes
 
+pytestmark = pytest.mark.slow
 H200, MI355X = find_profile("h200"), find_profile("mi355x")
 
 
@@ -67,7 +68,9 @@ def test_nodes_are_asked_once_and_those_that_join_when_they_are_seen(
     assert device_nodes(replace(H200, properties=other | {"total_memory": 1}), asked)
     more = other | {"multi_processor_count": 133}
     assert device_nodes(replace(H200, properties=more), asked) == []
-    with pytest.raises(FlytuneError, match="several accelerators: `AMD.*`, `NVIDIA H2"):
+    with pytest.raises(
+        FlytuneError, match=r"several accelerators: `AMD.*`, `NVIDIA H2"
+    ):
         _fit_nodes(Wish(), asked)
     assert _fit_nodes(Wish(profile=MI355X), asked) == [late.node_id]
     cluster.remove_node(late)

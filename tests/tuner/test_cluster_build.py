@@ -1,0 +1,186 @@
+"""A build beside its actor, and how what it makes comes home; without Ray."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from builds import environment
+from small_bundles import small_bundle
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.keyring import own_key
+from flytune.caches.trust import HERE, admit
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner import cluster_build
+from flytune.tuner.build_place import Wish
+from flytune.tuner.cluster_build import ClusterBuild, Line, Request, place_of
+from flytune.tuner.remote_build import RemoteBuild, _bring_home, _follow
+
+# What stands for `flytune build`: it copies the bundles that it is given.
+MADE = """
+import os, shutil, sys, time
+print("a result", flush=True)
+print("bundle  there.tar.zst", flush=True)
+print("[00:01] plan", file=sys.stderr, flush=True)
+words = sys.argv[1:]
+if "--hang" in words:
+    time.sleep(60)
+for number, path in enumerate(w for w in words if w.endswith(".tar.zst")):
+    shutil.copy(path, f"model-{number}.tar.zst")
+print(*words, os.getcwd(), file=sys.stderr)
+sys.exit(3 if "--miss" in words else 0)
+"""
+
+
+class Direct:
+    """What stands for Ray and for an actor's handle: calls are made at once."""
+
+    def __init__(self, actor: ClusterBuild) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self._actor, name))
+
+    @staticmethod
+    def get(result: Any) -> Any:
+        return result
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = environment(tmp_path / "home")["FLYTUNE_HOME"]
+    monkeypatch.setenv("FLYTUNE_HOME", home)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cluster_build, "_COMMAND", MADE)
+    sent = {"py_modules": ["gcs://flytune.whl"]}
+    context = SimpleNamespace(gcs_address="h:1", runtime_env=sent)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+
+
+def asked(*words: Path | str, out: Path, several: bool = False) -> RemoteBuild:
+    request = Request("d", tuple(map(str, words)), several=several)
+    build = RemoteBuild(request, Wish(), lambda _: out)
+    build.actor = Direct(ClusterBuild(request))
+    return build
+
+
+def follow(build: RemoteBuild) -> None:
+    _follow(build.actor, [build])
+
+
+def test_its_lines_and_its_bundle_come_home_and_are_signed_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, out = small_bundle(tmp_path, signed=False), tmp_path / "out.tar.zst"
+    build = asked(made, out=out)
+    follow(build)
+    _bring_home(build.actor, build, [own_key()])
+    said = capsys.readouterr()
+    assert said.out == f"a result\nbundle  {out}\n"
+    place = place_of("d") / "made"
+    words = f"build {made} --ray h:1 --no-sign"
+    assert sorted(said.err.splitlines()) == ["[00:01] plan", f"{words} {place}"]
+    brought = Bundle.open(out)
+    assert brought.digest == Bundle.open(made).digest
+    admit(brought, HERE)
+    assert not place_of("d").exists()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_folder_at_home_gets_the_same_bundle(tmp_path: Path) -> None:
+    made, out = small_bundle(tmp_path), tmp_path / "folder"
+    build = asked(made, out=out)
+    follow(build)
+    _bring_home(build.actor, build, [])
+    assert (out / "manifest.json").read_bytes() == Bundle.open(made).text
+    Bundle.open(out).check()
+
+
+def test_a_spoiled_journey_leaves_nothing_here_and_all_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, out = small_bundle(tmp_path), tmp_path / "out.tar.zst"
+    build = asked(made, out=out)
+    follow(build)
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterBuild, "read", lambda *_: b"spoiled")
+        with pytest.raises(FlytuneError, match="is not what was made there"):
+            _bring_home(build.actor, build, [])
+    assert not out.exists()
+    # Its actor is gone since: the next command's finds what was made.
+    again = asked(made, out=out)
+    follow(again)
+    _bring_home(again.actor, again, [])
+    assert out.read_bytes() == made.read_bytes()
+
+
+def test_what_appeared_at_home_meanwhile_is_kept(tmp_path: Path) -> None:
+    made, out = small_bundle(tmp_path), tmp_path / "out.tar.zst"
+    build = asked(made, out=out)
+    follow(build)
+    (tmp_path / "other").mkdir()
+    small_bundle(tmp_path / "other", provenance={"other": 1}).rename(out)
+    before = out.read_bytes()
+    with pytest.raises(FlytuneError, match="output exists"):
+        _bring_home(build.actor, build, [])
+    assert out.read_bytes() == before
+    assert place_of("d").exists()
+
+
+def test_a_fleets_bundles_come_together_and_those_at_home_stay(tmp_path: Path) -> None:
+    out = tmp_path / "bundles"
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = small_bundle(tmp_path / "one")
+    two = small_bundle(tmp_path / "two", provenance={"other": 1})
+    build = asked("--miss", one, two, out=out, several=True)
+    follow(build)
+    assert build.code == 3
+    _bring_home(build.actor, build, [])
+    assert [p.name for p in sorted(out.iterdir())] == [
+        "model-0.tar.zst",
+        "model-1.tar.zst",
+    ]
+    before = (out / "model-0.tar.zst").stat()
+    # One failed: what is there goes on, and what is here is not written again.
+    assert place_of("d").exists()
+    again = asked(one, two, out=out, several=True)
+    follow(again)
+    _bring_home(again.actor, again, [])
+    assert (out / "model-0.tar.zst").stat() == before
+    assert not place_of("d").exists()
+
+
+def test_a_build_that_is_asked_to_stop_ends(tmp_path: Path) -> None:
+    build = asked("--hang", out=tmp_path / "out.tar.zst")
+    actor = build.actor._actor
+    until = time.monotonic() + 30
+    while Line(False, "[00:01] plan") not in actor.said(0, 1.0)[0]:
+        assert time.monotonic() < until
+    assert actor.parcel() is None
+    actor.stop()
+    follow(build)
+    assert build.code == -15
+    assert actor.parcel() is None
+    assert list(tmp_path.glob("out*")) == []
+    # It goes on, where it was.
+    assert place_of("d").is_dir()
+
+
+def test_its_process_has_what_was_sent_and_no_trace_of_the_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "files" / "0").mkdir(parents=True)
+    (tmp_path / "files" / "0" / "m.json").write_text("{}")
+    tells = (
+        "import os; print(os.environ['FLYTUNE_RAY_MODULES'], "
+        "'OMP_NUM_THREADS' in os.environ, open('../files/0/m.json').read())"
+    )
+    monkeypatch.setattr(cluster_build, "_COMMAND", tells)
+    build = asked(out=tmp_path / "out.tar.zst")
+    follow(build)
+    assert build.results == ["gcs://flytune.whl False {}"]
