@@ -1,0 +1,260 @@
+"""A build on a cluster that this host is no node of: Ray's own head, and its errors."""
+
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from builds import COMMAND, DATA, environment, flytune, strays
+from ray._private.utils import check_version_info
+
+from flytune.caches.bundle import Bundle
+from flytune.caches.keyring import own_key
+from flytune.caches.trust import HERE, admit
+from flytune.shapes.errors import FlytuneError
+from flytune.tuner.remote_build import _not_joined, _use_token, is_remote
+
+MODEL = DATA / "square-llama.json"
+BUILD = (
+    *("build", "--model", str(MODEL), "--tokens", "64", "--target", "h200"),
+    *("--compile-only", "--threads", "2"),
+)
+# Ray itself tries for half a minute.
+IMPATIENT = (
+    "import ray.util.client.worker as w; w.INITIAL_TIMEOUT_SEC = 0.2; "
+    "w.backoff = lambda timeout: timeout; "
+    "from flytune.tuner.cli import main; main()"
+)
+OTHER_RAY = "import ray; ray.__version__ = '2.50.0'; " + IMPATIENT
+
+
+def free_port() -> int:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        return port
+
+
+def test_jobs_are_refused_with_the_way_to_go() -> None:
+    with pytest.raises(FlytuneError) as caught:
+        is_remote("http://head:8265")
+    assert str(caught.value) == (
+        "builds go through Ray Client, and not by jobs: http://head:8265"
+    )
+    assert caught.value.hint == (
+        "give ray://HEAD:10001, or submit `flytune build --ray auto` with "
+        "`ray job submit`"
+    )
+    assert [is_remote(one) for one in (None, "auto", "head:6379")] == [False] * 3
+
+
+def test_nothing_that_listens_is_one_line(tmp_path: Path) -> None:
+    address = f"ray://127.0.0.1:{free_port()}"
+    done = flytune(tmp_path, *BUILD, "--out", tmp_path / "b.tar.zst", "--ray", address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        f"error: cannot reach Ray: {address}: [Errno 111] Connection refused",
+        "hint: start it with `ray start --head`, or leave --ray out",
+    ]
+
+
+def test_what_listens_and_is_no_ray_is_one_line(tmp_path: Path) -> None:
+    handler = http.server.SimpleHTTPRequestHandler
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"ray://127.0.0.1:{server.server_port}"
+        command = (sys.executable, "-c", IMPATIENT)
+        done = flytune(tmp_path, *BUILD, "--ray", address, command=command)
+        server.shutdown()
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error == (
+        f"error: cannot build there: {address}: what listens there does not answer as "
+        "Ray Client does"
+    )
+    assert "~/.ray/auth_token" in hint
+
+
+@pytest.mark.parametrize(
+    ("ray_version", "python"), [("2.50.0", "3.11.9"), ("2.60.0", "3.9.1")]
+)
+def test_other_versions_there_are_one_line(ray_version: str, python: str) -> None:
+    there = {"ray_version": ray_version, "python_version": python}
+    with pytest.raises(RuntimeError) as caught:
+        check_version_info(there, "Ray Client", python_version_match_level="minor")
+    error = _not_joined("ray://head:10001", caught.value)
+    assert "\n" not in str(error)
+    assert f"was started with: Ray: {ray_version} Python: {python}" in str(error)
+    assert error.hint == "use the cluster's versions of Ray and Python here"
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "b.tar.zst").touch()
+    words = ("--out", tmp_path / "b.tar.zst", "--ray", "ray://127.0.0.1:1")
+    done = flytune(tmp_path, *BUILD, *words)
+    assert done.stderr.startswith("error: output exists: ")
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "mode"),
+    [(False, None, None), (True, None, "token"), (True, "disabled", "disabled")],
+)
+def test_a_token_is_shown_where_ray_keeps_one(
+    made: bool,
+    given: str | None,
+    mode: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    if made:
+        (tmp_path / "token").write_text("x" * 64)
+    if given is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", given)
+    # What it sets ends with the test.
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    _use_token()
+    assert os.environ.get("RAY_AUTH_MODE") == mode
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A cluster of one node that `ray start` made."""
+
+    address: str
+    home: Path
+    """`FLYTUNE_HOME` of its processes."""
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    port, client = free_port(), free_port()
+    # Its name is short: below it lie Ray's sockets.
+    with tempfile.TemporaryDirectory(prefix="ft", dir="/tmp") as directory:
+        home = Path(directory) / "home"
+        # It has no flytune of its own, no keys, and another working directory.
+        env = {k: v for k, v in environment(home).items() if k != "PYTHONPATH"}
+        env["FLYTUNE_KEYS"] = str(home / "keys")
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        command = (
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head"),
+            *("--block", "--temp-dir", directory, "--port", str(port)),
+            *("--ray-client-server-port", str(client), "--num-cpus", "2"),
+            *("--include-dashboard", "false", "--disable-usage-stats"),
+        )
+        with subprocess.Popen(
+            command,
+            env=env,
+            cwd=directory,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            try:
+                _wait_for(client, process)
+                yield Head(f"ray://127.0.0.1:{client}", home)
+            finally:
+                process.terminate()
+                process.wait(timeout=60)
+        strays(home)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        assert process.poll() is None, "Ray has not started"
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+        except OSError:
+            time.sleep(0.5)
+        else:
+            return
+    pytest.fail("Ray Client does not listen")
+
+
+def begin(home: Path, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(home),
+        start_new_session=True,
+        # A shell's background job, which this may be, ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def until_line(process: subprocess.Popen[str], words: str) -> list[str]:
+    """Return the lines of a process up to the one that has some words."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if words in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.slow
+def test_a_build_goes_on_there_is_stopped_from_here_and_comes_home(
+    head: Head, tmp_path: Path
+) -> None:
+    out = tmp_path / "out" / "b.tar.zst"
+    out.parent.mkdir()
+    words = (*BUILD, "--out", out, "--ray", head.address)
+    command = (sys.executable, "-c", OTHER_RAY)
+    done = flytune(tmp_path / "home", *words, command=command)
+    assert done.returncode == 1
+    assert "This process on Ray Client was started with: Ray: 2.50.0" in done.stderr
+
+    # Killed here, it goes on there, and the same command finds it.
+    with begin(tmp_path / "home", *words) as process:
+        until_line(process, "enumerate: lowering")
+        process.kill()
+    with begin(tmp_path / "home", *words) as process:
+        lines = until_line(process, "enumerate: lowering")
+        assert lines[0] == "goes on from an earlier command\n"
+        assert "plan: square-llama" in lines[1]
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert rest.splitlines() == [
+        "stopping the build there",
+        "error: stopped: the same command goes on from here",
+    ]
+    assert list(out.parent.iterdir()) == []
+    assert list((head.home / "sent").iterdir())
+
+    done = flytune(tmp_path / "home", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"bundle  {out}\n")
+    assert f"kept in {head.home}/work/square-llama-" in done.stderr
+    bundle = Bundle.open(out)
+    bundle.check()
+    # Signed here, by this user's key; there is none there.
+    admit(bundle, HERE)
+    assert bundle.envelope is not None
+    assert own_key() is not None
+    assert not (head.home / "keys").exists()
+    assert list((head.home / "sent").iterdir()) == []
+    assert [path.name for path in out.parent.iterdir()] == ["b.tar.zst"]
+    # What was compiled is there still: another bundle of it compiles nothing.
+    more = (*BUILD, "--out", tmp_path / "again", "--ray", head.address)
+    done = flytune(tmp_path / "home", *more)
+    assert done.returncode == 0, done.stderr
+    assert "] build: " not in done.stderr
+    Bundle.open(tmp_path / "again").check()
