@@ -1,11 +1,14 @@
 """This very flytune as a wheel, for the processes of a Ray cluster.
 
+`python -m flytune.tuner.own_wheel FOLDER` writes it and prints its path.
+
 Source: "Binary distribution format" of the Python packaging user guide.
 """
 
 import hashlib
 import importlib
 import importlib.metadata
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,3 +89,7 @@ def _no_wheel(why: str) -> FlytuneError:
         f"this flytune cannot be sent to a cluster: {why}",
         hint="install its wheel here with pip",
     )
+
+
+if __name__ == "__main__":
+    print(own_wheel(Path(sys.argv[1])))

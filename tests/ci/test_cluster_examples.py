@@ -157,6 +157,8 @@ def job(folder: Path, log: Path, *words: str) -> subprocess.Popen[str]:
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "gpu[1-2]",
         "FLYTUNE_RAY_PORT": "27379",
+        # A busy host starts it slowly.
+        "RAY_raylet_start_wait_time_s": "120",
     }
     return subprocess.Popen(
         [str(SLURM), *words],

@@ -34,7 +34,9 @@ IMPATIENT = (
     "w.backoff = lambda timeout: timeout; "
     "from flytune.tuner.cli import main; main()"
 )
-OTHER_RAY = "import ray; ray.__version__ = '2.50.0'; " + IMPATIENT
+OTHER_RAY = (
+    "import ray; ray.__version__ = '2.50.0'; from flytune.tuner.cli import main; main()"
+)
 
 
 def free_port() -> int:
@@ -147,6 +149,8 @@ def head() -> Iterator[Head]:
         home = Path(directory) / "home"
         # It has no flytune of its own, no keys, and another working directory.
         env = {k: v for k, v in environment(home).items() if k != "PYTHONPATH"}
+        # A busy host starts it slowly.
+        env["RAY_raylet_start_wait_time_s"] = "120"
         env["FLYTUNE_KEYS"] = str(home / "keys")
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         command = (
