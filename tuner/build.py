@@ -24,7 +24,6 @@ from flytune.caches.vllm_program import VllmSpec
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.bake import bake
 from flytune.tuner.candidate import Enumeration
-from flytune.tuner.cluster import check_address
 from flytune.tuner.command_stages import list_command
 from flytune.tuner.compile_only import compile_only
 from flytune.tuner.decision import Decision, timings
@@ -36,6 +35,7 @@ from flytune.tuner.plan_words import say_coverage, say_plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import PACKING, Built, Made, publish
 from flytune.tuner.publish_compiled import publish_compiled
+from flytune.tuner.ray_address import check_address
 from flytune.tuner.search import SMART, search
 from flytune.tuner.shared_lists import Sharing
 from flytune.tuner.tasks import check_excluded, join

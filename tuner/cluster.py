@@ -6,8 +6,6 @@ import fcntl
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,10 +15,15 @@ from typing import Any
 from flytune.caches.child import FOREIGN
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.nodes import check_nodes, last_line
+from flytune.tuner.ray_address import (
+    CONNECT_S,
+    HEALTH_S,
+    check_address,
+    check_health,
+    host_and_port,
+    unreachable,
+)
 
-# Ray itself tries for minutes to reach an address where nothing listens.
-CONNECT_S = 10.0
-HEALTH_S = 60.0
 # Less than the minute after which Ray ends a driver whose head is gone.
 _HEAD_S = 20.0
 # Ray's sockets lie below its directory, and their paths hold 107 characters at most.
@@ -66,7 +69,7 @@ def joined(
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if address is not None:
         check_address(address)
-        _check_health(address)
+        check_health(address)
         with _session(address, env):
             check_nodes(accelerator=accelerator, flydsl=flydsl)
             try:
@@ -139,7 +142,7 @@ def _session(address: str, env: Mapping[str, str], **more: Any) -> Iterator[None
             **more,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        raise _unreachable(address, str(error).partition("\n")[0]) from error
+        raise unreachable(address, str(error).partition("\n")[0]) from error
     try:
         yield
     finally:
@@ -149,75 +152,6 @@ def _session(address: str, env: Mapping[str, str], **more: Any) -> Iterator[None
 def _sent_modules() -> dict[str, list[str]]:
     modules = os.environ.get(MODULES, "").split()
     return {"py_modules": modules} if modules else {}
-
-
-def _unreachable(address: str, reason: str) -> FlytuneError:
-    return FlytuneError(
-        f"cannot reach Ray: {address}: {reason}",
-        hint="start it with `ray start --head`, or leave --ray out",
-    )
-
-
-def check_address(address: str) -> None:
-    """Refuse at once what this host cannot join; "auto" Ray finds by itself.
-
-    Raises:
-        FlytuneError: nothing answers there, or Ray Client would.
-    """
-    _refuse_client(address)
-    check_listens(address, address)
-
-
-def check_listens(address: str, place: str) -> None:
-    """Refuse an address of Ray's where nothing listens.
-
-    Args:
-        address: As it was given, for the error.
-        place: "HOST:PORT"; what has no port is not asked.
-
-    Raises:
-        FlytuneError: nothing answers there.
-    """
-    host, port = _host_and_port(place)
-    if not port:
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable(address, str(error)) from error
-
-
-def _refuse_client(address: str) -> None:
-    """Refuse Ray Client, whose driver, and with it the timing, is on another host."""
-    asked = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
-    if asked.startswith("ray://"):
-        raise FlytuneError(
-            f"cannot time on this host through Ray Client: {asked}",
-            hint="give it to --ray, and the build runs there; or host:port of one "
-            "that this host is a node of",
-        )
-
-
-def _host_and_port(address: str) -> tuple[str, str]:
-    """Return the two of "host:port"; no port where the address has none."""
-    host, _, port = address.rpartition(":")
-    return (host, port) if port.isdecimal() else (address, "")
-
-
-def _check_health(address: str) -> None:
-    """Refuse what answers and is no Ray, which Ray would try for minutes."""
-    if not _host_and_port(address)[1]:
-        return
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
-    try:
-        subprocess.run(
-            [*command, "--address", address],
-            check=True,
-            capture_output=True,
-            timeout=HEALTH_S,
-        )
-    except subprocess.SubprocessError as error:
-        raise _unreachable(address, "what answers there is no healthy Ray") from error
 
 
 def require_head(patience_s: float = _HEAD_S) -> None:
@@ -234,7 +168,7 @@ def require_head(patience_s: float = _HEAD_S) -> None:
     if not ray.is_initialized():
         return
     address = ray.get_runtime_context().gcs_address
-    host, port = _host_and_port(address)
+    host, port = host_and_port(address)
     until = time.monotonic() + patience_s
     while True:
         try:

@@ -23,11 +23,11 @@ from flytune.caches.packing import check_absent, publish, sign
 from flytune.caches.scratch import beside
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.build_place import NAMESPACE, Wish, begin
-from flytune.tuner.cluster import check_listens
 from flytune.tuner.cluster_build import Line, Parcel, Request
 from flytune.tuner.nodes import last_line
 from flytune.tuner.own_wheel import own_wheel
 from flytune.tuner.placement import AskedNodes
+from flytune.tuner.ray_address import check_listens
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 from flytune.caches.columns import Status
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner import cluster, nodes
+from flytune.tuner import cluster, nodes, ray_address
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.cluster import own_cores
 from flytune.tuner.deadlines import Deadlines
@@ -233,7 +233,7 @@ def test_a_node_that_cannot_build_for_this_host_is_refused(
 
 
 def test_what_answers_but_is_no_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "HEALTH_S", 8.0)
+    monkeypatch.setattr(ray_address, "HEALTH_S", 8.0)
     handler = http.server.SimpleHTTPRequestHandler
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
