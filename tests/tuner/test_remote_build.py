@@ -35,6 +35,8 @@ IMPATIENT = (
     "from flytune.tuner.cli import main; main()"
 )
 OTHER_RAY = (
+    # Ray reads it when it is imported.
+    "from flytune.tuner.remote_build import _use_token; _use_token(); "
     "import ray; ray.__version__ = '2.50.0'; from flytune.tuner.cli import main; main()"
 )
 
