@@ -117,7 +117,7 @@ def test_a_fault_without_a_hint_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("package", "extra"),
-    [("ray.util", "build"), ("pyarrow", "build"), ("flydsl.expr", "amd")],
+    [("ray.util", "build"), ("grpc", "cluster"), ("flydsl.expr", "amd")],
 )
 def test_an_absent_extra_is_named(
     package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

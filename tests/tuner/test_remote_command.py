@@ -1,0 +1,147 @@
+"""What a command line with `ray://` asks of a cluster."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builds import LLAMA
+from click.testing import CliRunner, Result
+
+from flytune.caches.device_profile import find_profile
+from flytune.tuner import remote_command
+from flytune.tuner.cli import main
+from flytune.tuner.remote_build import RemoteBuild
+
+RAY = ("--ray", "ray://head:10001")
+
+
+class Asked:
+    """What was asked for, and the files that were to go there."""
+
+    builds: Sequence[RemoteBuild] = ()
+    files: dict[str, str]
+    keys = 0
+
+    def __call__(
+        self, builds: Sequence[RemoteBuild], address: str, sent: Path, keys: Any
+    ) -> bool:
+        self.builds, self.keys = builds, len(keys)
+        assert address == RAY[1]
+        self.files = {
+            str(path.relative_to(sent)): path.read_text()
+            for path in sent.rglob("*")
+            if path.is_file()
+        }
+        return True
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
+    made = Asked()
+    monkeypatch.setattr(remote_command, "build_remotely", made)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def build(*words: object) -> Result:
+    return CliRunner().invoke(main, ["build", *map(str, words), *RAY])
+
+
+def test_one_build_is_its_words_and_is_signed_here(asked: Asked) -> None:
+    words = ("--model", LLAMA, "--tokens", "1,8", "--threads", 2, "--tp", 2)
+    result = build(*words, "--fresh", "--out", "b.tar.zst")
+    assert (result.exit_code, result.output) == (0, "")
+    (one,) = asked.builds
+    there = f"../files/0/{LLAMA.name}"
+    assert set(" ".join(one.request.options).split(" --")) == {
+        f"--model {there}",
+        "tokens 1,8",
+        "threads 2",
+        "tp 2",
+    }
+    assert asked.files == {f"files/0/{LLAMA.name}": LLAMA.read_text()}
+    assert (one.request.fresh, one.request.several, one.prefix) == (True, False, "")
+    assert (one.wish.device, one.wish.profile, one.wish.runs_nothing) == (
+        *("auto", None),
+        False,
+    )
+    assert one.place(Path("made.tar.zst")) == Path("b.tar.zst")
+    assert asked.keys == 1
+    # Begun afresh, signed otherwise and put elsewhere, it is the same build.
+    digest = one.request.digest
+    assert build(*words, "--no-sign", "--out", "other").exit_code == 0
+    (one,) = asked.builds
+    assert (one.request.digest, asked.keys) == (digest, 0)
+    assert build(*words, "--ops", "gemm").exit_code == 0
+    assert asked.builds[0].request.digest != digest
+    assert asked.builds[0].place(Path("made.tar.zst")) == Path("made.tar.zst")
+
+
+def test_each_target_is_a_build_where_its_device_is(asked: Asked) -> None:
+    result = build(
+        *("--model", "Qwen3-4B", "--target", "h200", "--target", "mi355x"),
+        *("--out", "bundles", "--device", "cuda"),
+    )
+    assert (result.exit_code, result.output) == (0, "")
+    for one, target in zip(asked.builds, ("h200", "mi355x"), strict=True):
+        words = one.request.options
+        assert words[words.index("--target") + 1] == target
+        assert words.count("--target") == 1
+        assert one.wish.profile == find_profile(target)
+        assert one.prefix == f"{target}: "
+        assert one.place(Path("made.tar.zst")) == Path("bundles/made.tar.zst")
+    assert Path("bundles").is_dir()
+    assert len({one.request.digest for one in asked.builds}) == 2
+
+
+def test_what_follows_two_dashes_goes_too(asked: Asked) -> None:
+    # Behind them nothing is ours: --ray comes before.
+    words = ["build", "--engine", "vllm", "--bake", "vllm", *RAY, "--", "some/model"]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.output) == (0, "")
+    assert asked.builds[0].request.rest == ("--", "some/model")
+
+
+def test_models_of_a_target_are_built_together(asked: Asked, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        f"""
+        [defaults]
+        tokens = 8
+        ray = "{RAY[1]}"
+        [[models]]
+        model = "{LLAMA}"
+        target = ["h200", "mi355x"]
+        [[models]]
+        model = "Qwen3-4B"
+        target = "h200"
+        """
+    )
+    words = ["build", "--models", str(path), "--out", "bundles", "--no-sign"]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.output) == (0, "")
+    h200, mi355x = asked.builds
+    assert h200.request.options == ("--models", "../files/fleet-0/fleet.toml")
+    assert mi355x.request.options == ("--models", "../files/fleet-1/fleet.toml")
+    assert h200.request.several
+    assert h200.place(Path()) == Path("bundles")
+    assert (h200.prefix, mi355x.prefix) == ("h200: ", "mi355x: ")
+    first, second = (asked.files[f"files/fleet-{n}/fleet.toml"] for n in (0, 1))
+    assert first.count("[[models]]") == 2
+    assert first.count('target = ["h200"]') == 2
+    assert second.count("[[models]]") == 1
+    assert 'target = ["mi355x"]' in second
+    assert "ray://" not in first + second
+    assert asked.files[f"files/0/{LLAMA.name}"] == LLAMA.read_text()
+
+
+def test_what_is_at_home_already_ends_it_first(asked: Asked) -> None:
+    Path("b.tar.zst").touch()
+    result = build("--model", "Qwen3-4B", "--out", "b.tar.zst")
+    assert result.stderr.startswith("error: output exists: b.tar.zst\n")
+    Path("bundles").touch()
+    Path("f.toml").write_text('[[models]]\nmodel = "Qwen3-4B"\n')
+    result = build("--models", "f.toml", "--out", "bundles")
+    assert result.stderr.startswith("error: output exists: bundles\n")
+    assert asked.builds == ()
