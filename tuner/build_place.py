@@ -89,7 +89,7 @@ def _fit_nodes(wish: Wish, asked: AskedNodes) -> list[str]:
     if wish.profile is not None:
         if there := device_nodes(wish.profile, asked):
             return [node for node, _ in there]
-        raise _no_node(wish.profile.product, asked)
+        raise _no_node(f"the accelerator: {wish.profile.product}", asked)
     if wish.device != "cpu":
         counts = asked.ask()
         profiles = {n: p for n, p in asked.profiles.items() if n in counts}
@@ -102,7 +102,7 @@ def _fit_nodes(wish: Wish, asked: AskedNodes) -> list[str]:
         if products:
             return [node for node in counts if node in profiles]
         if wish.device != "auto":
-            raise _no_node("accelerator", asked)
+            raise _no_node("an accelerator", asked)
     if not (found := _by_cores(nodes, least=1)):
         raise FlytuneError("no node of the Ray cluster has a core to build on")
     return found
@@ -118,7 +118,7 @@ def _by_cores(nodes: Sequence[Mapping[str, Any]], least: int) -> list[str]:
 def _no_node(what: str, asked: AskedNodes) -> FlytuneError:
     why = "".join(f"; {node[:8]}: {said}" for node, said in asked.unfit.items())
     return FlytuneError(
-        f"no node of the Ray cluster has this: {what}{why}",
+        f"no node of the Ray cluster has {what}{why}",
         hint="compile for it with --compile-only, or start Ray where it is",
     )
 

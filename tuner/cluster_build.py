@@ -172,6 +172,8 @@ class ClusterBuild:
         self._read(process.stderr, False)
         results.join()
         code = process.wait()
+        # They are sent again with each command, and may be large.
+        shutil.rmtree(self._place / FILES, ignore_errors=True)
         if not self._request.several and self._bundles():
             (self._place / _ENDED).write_text(json.dumps({"code": code}))
         with self._news:

@@ -184,3 +184,4 @@ def test_its_process_has_what_was_sent_and_no_trace_of_the_actor(
     build = asked(out=tmp_path / "out.tar.zst")
     follow(build)
     assert build.results == ["gcs://flytune.whl False {}"]
+    assert not (place_of("d") / "files").exists()

@@ -87,7 +87,7 @@ def test_a_build_is_placed_where_its_bundle_is_for(
     assert _fit_nodes(Wish(profile=MI355X, runs_nothing=True), asked)[0] == head
     with pytest.raises(FlytuneError) as caught:
         _fit_nodes(Wish(profile=MI355X), asked)
-    assert "has this: AMD Instinct MI355X; " in str(caught.value)
+    assert "has the accelerator: AMD Instinct MI355X; " in str(caught.value)
     assert str(caught.value).endswith("no driver")
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     last = nodes[-1]

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from builds import COMMAND, DATA, environment, flytune, strays
 from ray._private.utils import check_version_info
+from ray.exceptions import RayTaskError
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.keyring import own_key
 from flytune.caches.trust import HERE, admit
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.remote_build import _not_joined, _use_token, is_remote
+from flytune.tuner.remote_build import _losing, _not_joined, _use_token, is_remote
 
 MODEL = DATA / "square-llama.json"
 BUILD = (
@@ -99,6 +100,24 @@ def test_other_versions_there_are_one_line(ray_version: str, python: str) -> Non
     assert "\n" not in str(error)
     assert f"was started with: Ray: {ray_version} Python: {python}" in str(error)
     assert error.hint == "use the cluster's versions of Ray and Python here"
+
+
+def test_what_is_lost_on_the_way_is_one_line_and_found_again() -> None:
+    with pytest.raises(FlytuneError) as caught, _losing("ray://head:10001"):
+        raise ConnectionError("GRPC connection failed")
+    assert str(caught.value) == (
+        "lost the build: ray://head:10001: ConnectionError: GRPC connection failed"
+    )
+    assert caught.value.hint == (
+        "the same command finds it again, or goes on from where it was"
+    )
+
+
+def test_a_fault_there_is_the_same_fault_here() -> None:
+    fault = FlytuneError("no node has this", hint="start one")
+    with pytest.raises(FlytuneError) as caught, _losing("ray://head:10001"):
+        raise RayTaskError("begin", "a traceback", fault)
+    assert (str(caught.value), caught.value.hint) == ("no node has this", "start one")
 
 
 def test_an_output_that_exists_is_refused_before_anything_is_sent(
