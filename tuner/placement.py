@@ -41,7 +41,7 @@ class AskedNodes:
         """
         import ray
 
-        counts = _gpu_counts(ray.nodes())
+        counts = gpu_counts(ray.nodes())
         # Those that are gone never answer.
         self._asked = {r: n for r, n in self._asked.items() if n in counts}
         known = {*self.profiles, *self.unfit, *self._asked.values()}
@@ -91,8 +91,12 @@ def device_nodes(
     ]
 
 
-def _gpu_counts(nodes: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the GPUs of each alive node that has some, in the order of addresses."""
+def gpu_counts(nodes: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the GPUs of each alive node that has some, in the order of addresses.
+
+    Args:
+        nodes: As `ray.nodes` lists them.
+    """
     alive = sorted(
         (node for node in nodes if node["Alive"]),
         key=lambda node: (node["NodeManagerAddress"], node["NodeID"]),

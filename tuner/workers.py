@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flytune.caches.device_profile import DeviceProfile
+from flytune.caches.device_profile import DeviceProfile, live_profile
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.batches import build_batches
@@ -14,7 +14,8 @@ from flytune.tuner.candidate import BuildResult, Candidate
 from flytune.tuner.cluster import WORKER_ENV, joined, require_head
 from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.device_process import MakeRunner, local_runner
-from flytune.tuner.nodes import kernel_target
+from flytune.tuner.nodes import NODE_S, kernel_target
+from flytune.tuner.placement import AskedNodes, Tell, device_nodes, gpu_counts
 from flytune.tuner.ray_builders import (
     Limits,
     RayBuilders,
@@ -43,6 +44,7 @@ class Farm:
         *,
         flydsl: bool = False,
         make_runner: MakeRunner = local_runner,
+        tell: Tell = live_profile,
     ) -> None:
         """Join when this context is entered.
 
@@ -53,6 +55,7 @@ class Farm:
             profile: Of the accelerator that is built for; None for the CPU.
             flydsl: Whether FlyDSL makes some of its kernels.
             make_runner: Makes what times, in a device's process.
+            tell: Says which accelerator a node has, there.
         """
         self._make_runner = make_runner
         self._address, self._flydsl = address, flydsl
@@ -65,6 +68,7 @@ class Farm:
         )
         self._limits = Limits()
         self._runners: list[RemoteRunner] = []
+        self._asked = AskedNodes(tell)
         self._device_nodes: set[str] = set()
         """Nodes whose devices have runners, by Ray's name."""
         self._looked = self._had_device = -math.inf
@@ -137,8 +141,10 @@ class Farm:
             return self._made([self._runner(device, threads)])
         made = self.joined_runners(device, threads)
         if not made:
+            others = "; ".join(sorted(set(self._asked.unfit.values())))
             raise FlytuneError(
-                f"no node of the Ray cluster has a device: {device.name}",
+                f"no node of the Ray cluster has a device: {device.name}"
+                + (f": {others}" if others else ""),
                 hint="start Ray where it sees one, or leave --ray out",
             )
         return made
@@ -151,16 +157,13 @@ class Farm:
         Raises:
             FlytuneError: there is none any more, and was none for long.
         """
-        import ray
-
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return ()
         self._looked = now
         require_head()
-        alive = {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"]}
-        gpus = {node: int(have.get("GPU", 0)) for node, have in alive.items()}
-        if any(gpus.values()):
+        gpus = self._gpus()
+        if gpus:
             self._had_device = now
         elif self._deadlines.absent_s < now - self._had_device < math.inf:
             raise FlytuneError(
@@ -177,6 +180,17 @@ class Farm:
                 for _ in range(gpus[node])
             ]
         )
+
+    def _gpus(self) -> Mapping[str, int]:
+        """Return how many devices of the target each node has, by Ray's name of it."""
+        import ray
+
+        if self._address is None or self._profile is None:
+            # What this host has is known since the build was planned.
+            return gpu_counts(ray.nodes())
+        # All are waited for at first; one that joins is not, while others time.
+        wait_s = NODE_S if self._had_device == -math.inf else 0.0
+        return dict(device_nodes(self._profile, self._asked, wait_s))
 
     def _runner(
         self, device: Device, threads: int, node: str | None = None

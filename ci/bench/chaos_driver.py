@@ -195,7 +195,11 @@ def drive(address: str, work: Path, lists: int, seconds: float) -> None:
         return Replays(work / TIMED)
 
     deadlines = Deadlines(build_s=60.0, begin_s=60.0, absent_s=300.0)
-    farm = Farm(address, {}, deadlines, plan.profile, make_runner=make_runner)
+    farm = Farm(
+        *(address, {}, deadlines, plan.profile),
+        make_runner=make_runner,
+        tell=lambda: plan.profile,
+    )
     with Journal(work / JOURNAL) as journal, farm:
         given = (plan, tasks, options, journal, (), lambda: farm, Progress())
         decisions = search(*given).decisions
