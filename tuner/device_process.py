@@ -20,6 +20,7 @@ from flytune.tuner.cluster import (
     refuse_full_disk,
     require_head,
 )
+from flytune.tuner.nodes import last_line
 from flytune.tuner.runner import Device, DeviceLostError, Runner
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.vendors import VENDORS
@@ -36,12 +37,15 @@ class _RunnerActor:
     """The actor's side: a runner in a process of its own."""
 
     def __init__(self, device: Device, make: MakeRunner) -> None:
-        own_cache_directory()
-        self._kind = device.kind
-        self._runner = make(device)
+        self._device, self._make = device, make
+
+    def here(self) -> None:
+        """Return once the process has what Ray gives it."""
 
     def ready(self) -> None:
-        """Return once the process has torch and its ledger."""
+        """Return once the process has its device."""
+        own_cache_directory()
+        self._runner = self._make(self._device)
 
     def begin(self, task: TuneTask) -> None:
         self._runner.begin(task)
@@ -61,7 +65,7 @@ class _RunnerActor:
     def ceilings(self, types: Mapping[str, str]) -> dict[str, Any]:
         # The operands of the last list may fill the device.
         self._runner.end()
-        return measure_ceilings(self._kind, types)
+        return measure_ceilings(self._device.kind, types)
 
 
 def local_runner(device: Device) -> Runner:
@@ -121,7 +125,7 @@ class DeviceProcess:
         self._device, self._threads, self._begin_s = device, threads, begin_s
         self._node, self._make = node, make
         self._actor: Any = None
-        self._placed = False
+        self._ready = False
 
     def start(self) -> None:
         """Let the actor start, if there is none, while the caller does other things."""
@@ -140,7 +144,7 @@ class DeviceProcess:
 
         self.start()
         with self._deaths(deadline_s):
-            self._await_resources()
+            self._await_device()
             call = getattr(self._actor, method).remote(*args)
             result = ray.get(call, timeout=deadline_s)
         if method == "check":
@@ -193,41 +197,30 @@ class DeviceProcess:
                 raise _gone(self._node) from error
             raise ray_failed("time", error) from error
 
-    def _await_resources(self) -> None:
-        """Wait until the actor has what it needs; others may use the cluster.
+    def _await_device(self) -> None:
+        """Wait until Ray has what the actor needs, and until the actor has its device.
 
-        The deadlines of its calls count from then.
+        Others may use the cluster: the first may take any time.
+
+        Raises:
+            RunnerDiedError: the actor cannot take its device.
         """
         import ray
 
-        if self._placed:
+        if self._ready:
             return
-        ready = self._actor.ready.remote()
-        seconds = 0.0
-        while seconds < self._begin_s:
-            done, _ = ray.wait([ready], timeout=_POLL_S)
-            if done:
-                ray.get(ready)
-                self._placed = True
-                return
+        here = self._actor.here.remote()
+        while not ray.wait([here], timeout=_POLL_S)[0]:
             require_head()
-            seconds += _POLL_S if self._has_room() else 0.0
-        raise ray.exceptions.GetTimeoutError
-
-    def _has_room(self) -> bool:
-        """Whether the actor need not wait for what others hold."""
-        import ray
-
-        free = ray.available_resources()
-        return all(
-            free.get(name, 0) >= number for name, number in self._needs().items()
-        )
-
-    def _needs(self) -> dict[str, float]:
-        """Return what Ray must have free for the actor, by Ray's names."""
-        if self._device.kind != "cpu":
-            return {"GPU": 1}
-        return {"CPU": own_cores(self._threads)[1]}
+        ray.get(here)
+        try:
+            ray.get(self._actor.ready.remote(), timeout=self._begin_s)
+        except ray.exceptions.RayTaskError as error:
+            self.kill()
+            refuse_full_disk(str(error))
+            words = f"it cannot start: {last_line(error)}"
+            raise RunnerDiedError(Status.FAULT, words, killed=True) from error
+        self._ready = True
 
     def _started(self) -> Any:
         import ray
@@ -256,7 +249,7 @@ class DeviceProcess:
 
         if self._actor is not None:
             ray.kill(self._actor)
-            self._actor, self._placed = None, False
+            self._actor, self._ready = None, False
 
 
 def _gone(node: str) -> DeviceGoneError:
@@ -265,7 +258,6 @@ def _gone(node: str) -> DeviceGoneError:
 
 def _death(error: Exception) -> str:
     """Say how the device's process died; one that could not start says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "creation task" in str(error):
-        return f"it cannot start: {lines[-1]}"
+        return f"it cannot start: {last_line(error)}"
     return _DIED

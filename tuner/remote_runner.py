@@ -57,7 +57,7 @@ class RemoteRunner:
         Raises:
             FlytuneError: it cannot start.
         """
-        self._or_give_up("the device's process cannot start", "ready")
+        self._or_give_up("the device's process cannot start", "here")
 
     def start_soon(self) -> None:
         """Let the actor start while the caller does other things."""

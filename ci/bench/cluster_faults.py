@@ -49,17 +49,10 @@ class Chaos:
         self.kills: Counter[str] = Counter()
         """How many there were, by what was killed."""
         self._lists, self._seconds, self._every = lists, seconds, every
-        self._cluster = self._start_cluster()
+        self._cluster = start_cluster()
         self._driver: subprocess.Popen[bytes] | None = None
         self.starts = 0
         """Of the driver."""
-
-    def _start_cluster(self) -> Any:
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        for _ in range(NODES):
-            cluster.add_node(num_cpus=CORES, num_gpus=1)
-        cluster.wait_for_nodes()
-        return cluster
 
     def close(self) -> None:
         """End the driver and the cluster."""
@@ -76,13 +69,8 @@ class Chaos:
             self._driver = None
         if self._driver is None:
             self.starts += 1
-            words = (self._cluster.address, self.work, self._lists, self._seconds)
-            with (self.work / "driver.log").open("ab") as log:
-                self._driver = subprocess.Popen(
-                    [sys.executable, chaos_driver.__file__, *map(str, words)],
-                    stderr=log,
-                    stdout=log,
-                )
+            address = self._cluster.address
+            self._driver = start_driver(address, self.work, self._lists, self._seconds)
         return False
 
     def kill(self, dice: random.Random) -> bool:
@@ -121,8 +109,27 @@ class Chaos:
         if self._driver is not None:
             self._driver.wait(timeout=LIMIT_S)
         self._cluster.shutdown()
-        self._cluster = self._start_cluster()
+        self._cluster = start_cluster()
         return True
+
+
+def start_cluster() -> Any:
+    """Start a head, and nodes that compile and time."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(NODES):
+        cluster.add_node(num_cpus=CORES, num_gpus=1)
+    cluster.wait_for_nodes()
+    return cluster
+
+
+def start_driver(
+    address: str, work: Path, lists: int, seconds: float
+) -> subprocess.Popen[bytes]:
+    """Start a build on a cluster; what it says is in `driver.log`."""
+    words = [chaos_driver.__file__, address, str(work), str(lists), str(seconds)]
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "driver.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, *words], stderr=log, stdout=log)
 
 
 def _named(title: str) -> list[psutil.Process]:
@@ -160,7 +167,6 @@ def run(
 ) -> Row:
     """Build to the end, with so many kills on the way; return what it took."""
     dice = random.Random(seed)
-    work.mkdir(parents=True, exist_ok=True)
     chaos = Chaos(work, lists, seconds, every)
     start = time.monotonic()
     try:

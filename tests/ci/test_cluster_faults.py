@@ -61,3 +61,22 @@ def test_the_records_are_those_of_a_build_in_peace(
     assert row["drivers"] == 1 + sum(
         number for what, number in row["kills"].items() if what in ("driver", "head")
     )
+
+
+def test_two_builds_at_once_wait_for_each_other(
+    tmp_path: Path, cluster_faults: ModuleType, expected: list[list[object]]
+) -> None:
+    cluster = cluster_faults.start_cluster()
+    try:
+        works = [tmp_path / name for name in ("one", "two")]
+        given = (LISTS, 0.05)
+        drivers = [
+            cluster_faults.start_driver(cluster.address, work, *given) for work in works
+        ]
+        assert [driver.wait(timeout=600) for driver in drivers] == [0, 0]
+    finally:
+        cluster.shutdown()
+    for work in works:
+        assert cluster_faults.records(work) == expected
+        assert len((work / "compiled.txt").read_text().splitlines()) == 20 * LISTS
+        assert len((work / "timed.txt").read_text().splitlines()) == LISTS

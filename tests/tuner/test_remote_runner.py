@@ -82,7 +82,7 @@ def called(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
         return outcome
 
     process = DeviceProcess(DEVICE, 2, 1.0)
-    process._actor, process._placed = Actor(), True
+    process._actor, process._ready = Actor(), True
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "kill", lambda _: None)
     return process.call("check", 1.0)
