@@ -25,6 +25,11 @@ export RAY_USAGE_STATS_ENABLED=0
 RAY_AUTH_TOKEN=$(python3 -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
+if [[ ${SLURM_CPUS_PER_TASK:-} ]]; then
+    # srun does not take it from the job by itself.
+    export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+fi
+
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # An address, not a name that a node may know as its own loopback's.
 addresses=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname -I)
