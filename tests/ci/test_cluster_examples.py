@@ -56,12 +56,15 @@ FAKES = {
         if [[ $1 == start ]]; then
             [[ $RAY_AUTH_MODE == token && ${#RAY_AUTH_TOKEN} == 64 ]] || exit 9
             exec sleep 60
-        fi""",
+        fi
+        until grep -qs -- --head "$LOG/srun"; do sleep 0.05; done""",
     "flytune": """
+        sleep 60 &
+        trap 'kill $!; exit 130' TERM
+        until [[ $(wc -l < "$LOG/srun") == 2 ]]; do sleep 0.05; done
         echo "$*" >> "$LOG/flytune"
-        case "$*" in
-            *--hang*) sleep 60 & trap 'kill $!; exit 130' TERM; wait ;;
-        esac
+        case "$*" in *--hang*) wait ;; esac
+        kill $!
         exit 3""",
 }
 
