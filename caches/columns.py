@@ -22,6 +22,9 @@ class Status(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
+BUDGET = "budget"
+"""The value of `pruned_by` of what a build's budget left no time to try."""
+
 _STATUSES = frozenset(Status)
 Kind = Literal["str", "int", "float", "bool", "status", "floats", "ints", "int_rows"]
 

@@ -22,11 +22,14 @@ from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.caches.vllm_program import VllmSpec
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.account import Account
 from flytune.tuner.bake import bake
+from flytune.tuner.budget import Allowance, Meter, check_budget
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.command_stages import list_command
 from flytune.tuner.compile_only import compile_only
 from flytune.tuner.decision import Decision, timings
+from flytune.tuner.going_on import check_place
 from flytune.tuner.journal import JOURNAL, Journal
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.options import BuildOptions
@@ -75,13 +78,16 @@ def build(options: BuildOptions, progress: Progress) -> Built:
             `options.work` and the same command goes on from there.
     """
     progress.begin("plan")
+    meter = Meter()
     prepared = prepare(options)
     plan = prepared.plan
     say_plan(plan, options, progress)
+    account = open_account(prepared, meter)
+    account.say(progress)
     with Journal(plan.work / JOURNAL) as journal:
         with contextlib.ExitStack() as ray:
             start = functools.cache(lambda: ray.enter_context(farm_for(plan, options)))
-            tuned = tune(prepared, journal, start, progress)
+            tuned = tune(prepared, journal, start, progress, account=account)
         # Without Ray: a bake has the host to itself.
         return tuned if isinstance(tuned, Built) else finish(tuned, progress)
 
@@ -94,6 +100,8 @@ def prepare(options: BuildOptions) -> Prepared:
     """
     _check_named(options)
     plan = make_plan(options)
+    if not options.keep:
+        check_place(plan, options)
     older = None
     if options.from_bundle is not None:
         older = OlderBundle(options.from_bundle, plan.target, options.trust)
@@ -106,12 +114,14 @@ def tune(
     start: StartFarm,
     progress: Progress,
     sharing: Sharing | None = None,
+    account: Account | None = None,
 ) -> Tuned | Built:
     """List, build and time the candidates, and decide.
 
     Args:
         start: Called where something is to be built or timed.
         sharing: What other builds of a fleet have decided and compiled.
+        account: What the build may spend, and what becomes of it.
 
     A bundle is returned where nothing is to be baked.
 
@@ -147,8 +157,10 @@ def tune(
         *(plan, coverage.tasks, options, journal, same, start, progress),
         upgrade=upgrade,
         sharing=sharing,
+        account=account,
     )
     made = replace(made, ceilings=ceilings or (older.ceilings if older else {}))
+    made = replace(made, account=account)
     return Tuned(made, decisions)
 
 
@@ -183,7 +195,10 @@ def finish(tuned: Tuned, progress: Progress) -> Built:
     if isinstance(plan.program, VllmSpec):
         program = plan.program.after_bake(baked.cache_dir)
         made = replace(made, plan=replace(plan, program=program))
-    return publish(made, decisions, baked, progress)
+    built = publish(made, decisions, baked, progress)
+    if made.account is not None:
+        made.account.keep(progress)
+    return built
 
 
 def _check_named(options: BuildOptions) -> None:
@@ -197,6 +212,11 @@ def _check_named(options: BuildOptions) -> None:
             "--search smart goes by times, and nothing is timed in this build",
             hint="--search default or exhaustive",
         )
+    if options.budget is not None and options.runs_nothing:
+        raise FlytuneError(
+            "--budget is of tuning, and nothing is timed in this build",
+            hint="leave out --budget, or --compile-only and --runner",
+        )
     if options.sign and options.key is not None:
         load_private(options.key)
     if options.from_bundle is not None:
@@ -205,6 +225,23 @@ def _check_named(options: BuildOptions) -> None:
         read_recorded(options.recorded)
     if options.ray is not None:
         check_address(options.ray)
+
+
+def open_account(prepared: Prepared, meter: Meter) -> Account:
+    """Return a build's account, which knows what the build is expected to take.
+
+    Args:
+        meter: Counts from the start of the command.
+
+    Raises:
+        FlytuneError: the budget is of what the build does not take.
+    """
+    options, plan = prepared.options, prepared.plan
+    given = (options.budget, options.gpu_hour_price)
+    check_budget(*given, accelerator=plan.profile is not None)
+    account = Account(plan, options, Allowance(*given, meter))
+    account.allowance.reserve_s = account.first.after_tuning_s
+    return account
 
 
 def signing_keys(

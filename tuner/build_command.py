@@ -12,6 +12,7 @@ from flytune.caches.program import Bake
 from flytune.caches.trust import Trust
 from flytune.shapes.gemm import Engine
 from flytune.shapes.quant_schemes import Quant
+from flytune.tuner.budget_options import budget_options
 from flytune.tuner.build_arguments import (
     parse_backends,
     parse_command,
@@ -40,6 +41,7 @@ from flytune.tuner.token_options import tokens_option
 from flytune.tuner.trust_options import trust_options
 
 if TYPE_CHECKING:
+    from flytune.tuner.budget import Budget
     from flytune.tuner.options import BuildOptions
 
 T = TypeVar("T")
@@ -114,6 +116,7 @@ T = TypeVar("T")
     help="Which of Inductor's lists of candidates to tune: the default ones, all of "
     "the exhaustive ones, or the tenth of those that a model of cost names.",
 )
+@budget_options
 @click.option(
     "--backends",
     metavar="NAMES",
@@ -212,6 +215,8 @@ def build_command(
     recorded: Path | None,
     target_env: Path | None,
     search: str,
+    budget: "Budget | None",
+    gpu_hour_price: float | None,
     backends: tuple[str, ...] | None,
     ops: tuple[str, ...],
     exclude: tuple[str, ...],
@@ -257,6 +262,8 @@ def build_command(
         recorded=recorded,
         target_env=target_env,
         search=search,
+        budget=budget,
+        gpu_hour_price=gpu_hour_price,
         backends=backends,
         ops=ops,
         exclude=frozenset(exclude),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.candidate import BuildResult
+from flytune.tuner.candidate import BuildResult, Candidate
 
 BUILT_NAME = "built.json"
 """Last of a candidate's files: it is there when all are."""
@@ -99,6 +99,12 @@ class BuiltKernels:
         names = (build_key, choice_hash) if build_key else (choice_hash,)
         found = (self._read(choice_hash, self._folder(name)) for name in names)
         return next((result for result in found if result is not None), None)
+
+    def has(self, candidate: Candidate) -> bool:
+        """Whether something was built for a candidate, read or not."""
+        names = (candidate.build_key, candidate.choice_hash)
+        folders = (self._folder(name) for name in names if name)
+        return any((folder / BUILT_NAME).exists() for folder in folders)
 
     def _read(self, choice_hash: str, folder: Path) -> BuildResult | None:
         try:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
+from flytune.caches.columns import BUDGET
 from flytune.caches.lists import TunedList
 from flytune.caches.records import Status, TuningRecord
 from flytune.caches.ties import TIE_BAND
@@ -217,6 +218,11 @@ def _notes(tuned: TunedList, record: TuningRecord) -> Iterator[str]:
         yield f"left out: {_us(record.predicted_us)} us in an older bundle"
     elif record.pruned_by == LEADERS:
         yield "did not race again: others of its wave were faster"
+    elif record.pruned_by == BUDGET:
+        expected = record.predicted_us
+        yield "left out: the budget ended before it was tried" + (
+            f"; {_us(expected)} us expected" if expected is not None else ""
+        )
     elif record.pruned_by == MODEL and record.predicted_us is not None:
         yield f"left out: {_us(record.predicted_us)} us expected by the model of cost"
     elif record.pruned_by is not None:

@@ -17,8 +17,11 @@ from flytune.caches.held import records_of
 from flytune.caches.lists import lists_of
 from flytune.caches.policy import uses_flydsl
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.account import Account
+from flytune.tuner.budget import Meter
 from flytune.tuner.build import Tuned, finish, tune
 from flytune.tuner.fleet_plan import FleetModel, table
+from flytune.tuner.fleet_purse import FleetPurse
 from flytune.tuner.journal import JOURNAL, Journal
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import Built
@@ -36,6 +39,8 @@ class Outcome:
 
     model: FleetModel
     sharing: Sharing
+    account: Account | None = None
+    """None of a model that is kept."""
     tuned: Tuned | None = None
     """Until it is baked."""
     bundle: Bundle | None = None
@@ -53,9 +58,12 @@ class Outcome:
 
 
 def build_fleet(
-    models: Sequence[FleetModel], progress: Progress
+    models: Sequence[FleetModel], progress: Progress, meter: Meter | None = None
 ) -> tuple[Outcome, ...]:
     """Build every model that is not built yet; one that fails costs no other.
+
+    Args:
+        meter: Counts from the start of the command; None: from now.
 
     Raises:
         KeyboardInterrupt: it was stopped; what was finished is kept.
@@ -66,9 +74,15 @@ def build_fleet(
         if (kept := outcome.model.kept) is not None:
             outcome.bundle, outcome.result = kept, KEPT
             progress.say(f"{outcome.model.name}: kept: {kept.path} is of this build")
+    left = [outcome for outcome in outcomes if outcome.result != KEPT]
+    purse = FleetPurse(meter or Meter())
+    for outcome in left:
+        outcome.account = purse.open(outcome.model.prepared)
+    purse.say(progress)
     with contextlib.ExitStack() as journals:
         with _Farms() as farms:
-            for outcome in _by_workers(o for o in outcomes if o.result != KEPT):
+            for outcome in _by_workers(left):
+                purse.begin(outcome.account)
                 with _failing(outcome):
                     _tune(outcome, farms, journals)
                 farms.stop_runners()
@@ -77,6 +91,7 @@ def build_fleet(
                 outcome.tuned = None
                 with _failing(outcome):
                     _end(outcome, finish(tuned, outcome.model.progress))
+    purse.close(progress)
     return outcomes
 
 
@@ -107,7 +122,8 @@ def _tune(outcome: Outcome, farms: "_Farms", journals: contextlib.ExitStack) -> 
     model = outcome.model
     journal = journals.enter_context(Journal(model.plan.work / JOURNAL))
     start = farms.start_for(model)
-    tuned = tune(model.prepared, journal, start, model.progress, outcome.sharing)
+    given = (journal, start, model.progress, outcome.sharing, outcome.account)
+    tuned = tune(model.prepared, *given)
     if isinstance(tuned, Built):
         _end(outcome, tuned)
     else:

@@ -194,6 +194,7 @@ def _build_all(asked: Sequence["Asked"], folder: Path, name: str | None) -> bool
         name: How the file of the merged bundle begins; None where none is made, for
             bundles of several targets do not go together.
     """
+    from flytune.tuner.budget import Meter
     from flytune.tuner.fleet import (
         all_good,
         build_fleet,
@@ -205,7 +206,7 @@ def _build_all(asked: Sequence["Asked"], folder: Path, name: str | None) -> bool
     from flytune.tuner.fleet_plan import plan_fleet, plan_table
     from flytune.tuner.progress import Progress
 
-    progress = Progress()
+    progress, meter = Progress(), Meter()
     made = made_folder(folder)
     try:
         models = plan_fleet(asked, folder, name, progress)
@@ -215,7 +216,7 @@ def _build_all(asked: Sequence["Asked"], folder: Path, name: str | None) -> bool
             folder.rmdir()
         raise
     click.echo(plan_table(models), err=True)
-    outcomes = build_fleet(models, progress)
+    outcomes = build_fleet(models, progress, meter)
     click.echo(summary_table(outcomes))
     options, bundles = models[0].options, bundles_of(outcomes)
     if name is not None and (

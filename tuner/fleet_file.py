@@ -18,7 +18,10 @@ from flytune.shapes.errors import FlytuneError
 
 OF_ONE = ("model", "shapes", "bake-cmd", "exclude", "out", "name", "arguments")
 """Keys of a model's table alone: they are nothing that models have in common."""
-OF_ALL = ("ray", "work", "fresh", "key", "no-sign", "trust", "allow-unsigned")
+OF_ALL = (
+    *("ray", "work", "fresh", "key", "no-sign", "trust", "allow-unsigned"),
+    *("budget", "gpu-hour-price"),
+)
 """Options that are of a whole fleet: `defaults` may have them, and no model."""
 # No option of a build, but keys of a model: its name, and what follows `--`.
 _OWN = ("name", "arguments")

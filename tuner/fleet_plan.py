@@ -13,8 +13,9 @@ from flytune.tuner.build import Prepared, prepare
 from flytune.tuner.build_identity import build_identity
 from flytune.tuner.fleet_merge import merged_out, refuse_foreign
 from flytune.tuner.fleet_progress import ModelProgress
+from flytune.tuner.going_on import check_place, goes_on
 from flytune.tuner.options import BuildOptions
-from flytune.tuner.plan import Plan, check_output
+from flytune.tuner.plan import Plan
 from flytune.tuner.plan_words import say_plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.shared_lists import sharing_key
@@ -103,7 +104,7 @@ def _planned(one: Asked, folder: Path, fleet: Progress) -> FleetModel:
         plan = replace(plan, out=out)
         kept = _kept(plan, options)
         if kept is None:
-            check_output(out)
+            check_place(plan, options)
     say_plan(plan, options, progress)
     progress.wait()
     prepared = replace(prepared, plan=plan)
@@ -193,7 +194,9 @@ def _refuse_same(what: str, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def _kept(plan: Plan, options: BuildOptions) -> Bundle | None:
-    """Return what is at the output, if this very build has made it; None: nothing is.
+    """Return what is at the output, if this very build has made it.
+
+    None where nothing is, or what a budget has cut short, which goes on.
 
     Raises:
         UntrustedError: nobody vouches for it here, and it is to be signed.
@@ -201,6 +204,8 @@ def _kept(plan: Plan, options: BuildOptions) -> Bundle | None:
     """
     out = plan.out
     if not out.exists() and not out.is_symlink():
+        return None
+    if goes_on(plan, options):
         return None
     with about(out):
         bundle = Bundle.open(out)

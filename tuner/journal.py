@@ -20,6 +20,7 @@ from flytune.shapes.errors import FlytuneError
 JOURNAL = "journal.jsonl"
 """The file's name, in a build's own directory."""
 _SYNC_S = 0.5
+_MOST_JOURNALS = 20
 DEVICE = "device"
 """The kind of the entry that names the product that is timed on."""
 
@@ -113,6 +114,22 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
     """
     with contextlib.suppress(OSError):
         yield from _entries(path.read_bytes().splitlines())
+
+
+def newest_journals(work: Path, own: Path) -> list[Path]:
+    """Return the journals of the last builds in a work directory, the newest first.
+
+    Args:
+        work: Holds the builds' own directories.
+        own: The directory of the build that asks, whose journal is left out.
+    """
+    dated = []
+    for path in work.glob(f"*/{JOURNAL}"):
+        # Another build may have removed it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            dated.append((path.stat().st_mtime, path))
+    journals = [path for _, path in sorted(dated, reverse=True) if path.parent != own]
+    return journals[:_MOST_JOURNALS]
 
 
 def _entries(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

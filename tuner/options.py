@@ -7,6 +7,7 @@ from flytune.caches.program import Bake
 from flytune.caches.trust import HERE, Trust
 from flytune.shapes.gemm import Engine
 from flytune.shapes.quant_schemes import Quant
+from flytune.tuner.budget import Budget
 from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.timing import TimingPlan
 
@@ -87,6 +88,10 @@ class BuildOptions:
     """Of an accelerator, as Inductor names them; None: all that the vendor has."""
     ops: tuple[str, ...] = ("gemm",)
     """"gemm", and of an AMD GPU "rmsnorm" and "topk", which torch runs by itself."""
+    budget: Budget | None = None
+    """What it may take; None: as much as it does. Of a fleet, all of it."""
+    gpu_hour_price: float | None = None
+    """Of one GPU; None where nobody says."""
     exclude: frozenset[str] = frozenset()
     """Hashes of candidates that may not be tried."""
     sign: bool = True

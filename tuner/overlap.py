@@ -1,5 +1,6 @@
 """Time the lists whose candidates are built while others still compile."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ class Devices(Protocol):
     def put(self, task: TuneTask, builds: tuple[BuildResult, ...]) -> None:
         """Hand out a list, which a free device takes."""
 
+    def drop(self) -> int:
+        """Forget what no device has begun; return how many lists that were."""
+
     def done(self, *, wait: bool = False) -> Iterable[Timed]:
         """Return what is timed by now; wait for a while where there is nothing.
 
@@ -41,6 +45,7 @@ def timed_while_building(
     built: Mapping[str, BuildResult],
     building: Iterable[BuildResult | None],
     devices: Devices,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Timed]:
     """Yield every list once its candidates are built and timed, in no order.
 
@@ -50,6 +55,7 @@ def timed_while_building(
         tasks: What to time.
         built: By choice hash, what needs no building any more.
         building: What is built meanwhile, as it ends; None where nothing is yet.
+        stopped: Whether no list is to be begun any more: those are left out then.
 
     Raises:
         FlytuneError: as `Devices.done`.
@@ -64,6 +70,8 @@ def timed_while_building(
             left -= 1
             yield timed
     while left:
+        if stopped():
+            left -= devices.drop()
         for timed in devices.done(wait=True):
             left -= 1
             yield timed
@@ -176,6 +184,14 @@ class DevicePool:
             # What is no failure of a device would befall the next one too.
             if not self._alive or not isinstance(item, _DeviceFailedError):
                 raise item if item.__cause__ is None else item.__cause__
+
+    def drop(self) -> int:
+        dropped = 0
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
+                dropped += 1
+        return dropped
 
     def _add(self, runs: Iterable[Run]) -> None:
         for run in runs:

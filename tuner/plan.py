@@ -29,6 +29,7 @@ from flytune.tuner.plan_device import device_for
 from flytune.tuner.plan_gemms import list_gemms, worth_building
 from flytune.tuner.plan_program import policy_of, program_of
 from flytune.tuner.plan_vllm import plan_vllm
+from flytune.tuner.unreached import is_cut_short
 
 GIB = 2**30
 # torch, transformers and what compiling takes, beside the weights.
@@ -77,7 +78,7 @@ def make_plan(options: BuildOptions) -> Plan:
     program, kinds = program_of(options, profile, model, attention)
     policy = policy_of(options, model, attention, profile, kinds)
     target, out = _out(options, model, profile)
-    if not options.keep:
+    if not options.keep and not is_cut_short(out):
         check_output(out)
     if isinstance(program, VllmSpec):
         policy, factors = plan_vllm(options.vllm, policy)

@@ -14,7 +14,6 @@ from flytune.caches.directories import VLLM_DIR
 from flytune.caches.expected import CACHES
 from flytune.caches.keys import KEYS_NAME, write_keys
 from flytune.caches.manifest import Manifest
-from flytune.caches.packing import pack
 from flytune.caches.provenance import provenance
 from flytune.caches.records import RECORDS_NAME, TuningRecord, write_records
 from flytune.caches.target import Target
@@ -25,14 +24,18 @@ from flytune.tuner.bake import Bake
 from flytune.tuner.build_identity import build_identity
 from flytune.tuner.candidate import Enumeration
 from flytune.tuner.decision import Decision
+from flytune.tuner.going_on import publish_at
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.tasks import Coverage
 from flytune.tuner.timed_device import device_of
+from flytune.tuner.unreached import is_cut
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from flytune.tuner.account import Account
 
 KERNELS = "kernels"
 """Folder of a bundle that was only compiled: what `BuiltKernels` holds."""
@@ -76,6 +79,8 @@ class Made:
     """Those that sign the bundle."""
     ceilings: Mapping[str, Any] = field(default_factory=dict)
     """What the device reaches at most, as `measure_ceilings`."""
+    account: "Account | None" = None
+    """What the build was expected to take; None where nothing was timed."""
 
 
 def publish(
@@ -93,7 +98,11 @@ def publish(
         with (work / "verify.log").open("wb") as output:
             verdict = verify_directory(trial, manifest, output)
         manifest = with_stages(replace(manifest, verify=verdict.to_json()), progress)
-        pack(staging, manifest, out, keys=made.keys)
+        if made.account is not None:
+            closed = made.account.closed(progress)
+            both = {**manifest.provenance, **closed}
+            manifest = replace(manifest, provenance=both)
+        publish_at(staging, manifest, made.plan, made.options, made.keys)
     return Built(out, manifest, verdict)
 
 
@@ -187,7 +196,10 @@ def _coverage_row(made: Made, decisions: Sequence[Decision]) -> Mapping[str, Any
         "untimed": [
             f"{d.task.shape} at {d.task.modules[0]}: {d.winner.reason}"
             for d in decisions
-            if d.was_choice and not d.was_timed
+            if d.was_choice and not d.was_timed and not is_cut(d)
+        ],
+        "over_budget": [
+            f"{d.task.shape} at {d.task.modules[0]}" for d in decisions if is_cut(d)
         ],
         "without_choice": sum(not d.was_choice for d in decisions),
         "missing": {why: list(some) for why, some in coverage.unlisted.items()},

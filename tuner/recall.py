@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flytune.caches.columns import Status
+from flytune.caches.columns import BUDGET, Status
 from flytune.caches.records import TuningRecord
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import TuneTask
@@ -146,6 +146,9 @@ def _whole(task: TuneTask, rows: Iterable[TuningRecord]) -> Decision | None:
     if any(record.status in TRANSIENT for record in stored.values()):
         return None
     if sum(record.winner for record in stored.values()) != 1:
+        return None
+    # What a budget has cut short goes on.
+    if any(record.pruned_by == BUDGET for record in stored.values()):
         return None
     return Decision(task, tuple(stored[name] for name in hashes))
 

@@ -22,8 +22,12 @@ from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
 from flytune.caches.words import counted, form_of
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.account import Account
+from flytune.tuner.budget import Allowance, Meter
 from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.decision import Decision, decide, lone
+from flytune.tuner.ending import Ending
+from flytune.tuner.heat import Heat
 from flytune.tuner.journal import Journal
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
@@ -35,8 +39,9 @@ from flytune.tuner.shared_lists import Sharing
 from flytune.tuner.smart.cost_model import Observed
 from flytune.tuner.smart.earlier import earlier_builds, measured
 from flytune.tuner.smart.limits import Limits
-from flytune.tuner.smart.waves import SmartSearch
+from flytune.tuner.smart.waves import SmartSearch, Time
 from flytune.tuner.timed_device import device_of
+from flytune.tuner.unreached import is_cut, unreached
 from flytune.tuner.upgrade import Known, Upgrade, settled
 from flytune.tuner.work import StartFarm, Work
 
@@ -62,8 +67,12 @@ def search(
     progress: Progress,
     upgrade: Upgrade | None = None,
     sharing: Sharing | None = None,
+    account: Account | None = None,
 ) -> Searched:
     """Return a decision for every task, in their order, and what the device can do.
+
+    Where a budget ends before they are, the lists that are left get the library's
+    kernel; the journal has nothing of those.
 
     Args:
         start: Called where something is to be built or timed.
@@ -71,6 +80,7 @@ def search(
             of the very same list.
         upgrade: The lists of an earlier bundle of another environment.
         sharing: What other builds of a fleet have decided, and get to know.
+        account: What the build may spend, and what becomes of it.
 
     Raises:
         FlytuneError: a list has no candidate that survives, or Ray cannot be had.
@@ -93,21 +103,35 @@ def search(
     )
     if recall.unreadable:
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
+    account = account or Account(plan, options, Allowance(None, None, Meter()))
+    heat = account.heat(recall.ceilings, older)
+    account.listed(choices, waiting, journal)
     if waiting:
-        work = Work(start(), plan, options, progress, quarantine)
+        waiting = heat.ordered(waiting)
+        farm = start()
+        account.begin_tuning(waiting, farm.capacity(), progress)
+        ending = Ending(account.allowance, waiting, quarantine.refusals)
+        work = Work(farm, plan, options, progress, quarantine, ending.is_over)
+        time = functools.partial(ending.timed, work, plan.profile is None)
         known = _known(waiting, upgrade)
-        rest = functools.partial(_whole, work, known)
+        rest = functools.partial(_whole, time, known)
         if options.search == SMART and plan.profile is not None:
             smart = _smart(plan, options, plan.profile, older, known)
-            given = (work, recall, quarantine, known, progress)
+            given = (time, recall, quarantine, known, progress, ending, heat)
             rest = functools.partial(_some, smart, *given)
             # What an older bundle does not know of a list is to be searched.
             known = [one for one in known if one.knows_all]
         for decision in _decisions(work, waiting, known, upgrade, rest, progress):
-            recall.keep(decision)
+            # What was cut short goes on with the same command.
+            if not is_cut(decision):
+                recall.keep(decision)
             decided[decision.task.offered.key] = decision
         recall.keep_ceilings(work.ceilings(waiting))
+    for task in waiting:
+        if task.offered.key not in decided:
+            decided[task.offered.key] = unreached(task, quarantine.refusals(task))
     decisions = tuple(decided[task.offered.key] for task in tasks)
+    account.end_tuning(decisions, heat, progress)
     return Searched(decisions, recall.ceilings)
 
 
@@ -187,29 +211,33 @@ def _decisions(
 
 
 def _whole(
-    work: Work, known: Sequence[Known], tasks: Sequence[TuneTask]
+    time: Time, known: Sequence[Known], tasks: Sequence[TuneTask]
 ) -> Iterator[Decision]:
     """Yield the decisions of lists of which every candidate is timed."""
     last = {one.task.offered.key: one.winner for one in known}
-    for timed in work.timed(tasks):
+    for timed in time(tasks):
         yield decide(*timed, last=last.get(timed.task.offered.key, ""))
 
 
 def _some(
     smart: SmartSearch,
-    work: Work,
+    time: Time,
     recall: Recall,
     quarantine: Quarantine,
     known: Sequence[Known],
     progress: Progress,
+    ending: Ending,
+    heat: Heat,
     tasks: Sequence[TuneTask],
 ) -> Iterator[Decision]:
     """Yield the decisions of lists of which some candidates are timed."""
     yield from smart.decisions(
-        *(work.timed, recall, progress.say, tasks),
+        *(time, recall, progress.say, tasks),
         last={one.task.offered.key: one.winner for one in known},
         refusals=quarantine.refusals,
         first={one.task.offered.key: one.known_front for one in known},
+        stop=ending.is_over,
+        heat=heat.of,
     )
 
 
@@ -225,14 +253,19 @@ def _of_fronts(
         f"{form_of(number, 'comes', 'come')} first"
     )
     builds = work.built([one.first for one in known])
-    moved = {}
+    moved, stood = {}, 0
     for one in known:
+        # What a budget left no time to build is not reached.
+        names = (c.choice_hash for c in one.first.offered.candidates)
+        if not all(name in builds for name in names):
+            continue
         decision = upgrade.standing(one, builds)
         if decision is None:
             moved[one.first.offered.key] = one
         else:
+            stood += 1
             yield decision
-    stood, held = len(known) - len(moved), 0
+    held = 0
     for timed in work.timed([one.first for one in moved.values()]) if moved else ():
         decision = settled(moved[timed.task.offered.key], timed)
         if decision is not None:

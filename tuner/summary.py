@@ -8,6 +8,7 @@ from flytune.caches.manifest import Manifest
 from flytune.caches.policy import CUDA_POLICY
 from flytune.caches.verdict import Verdict
 from flytune.shapes.reach import reach_words
+from flytune.tuner.spent_words import spent_lines
 
 if TYPE_CHECKING:
     from flytune.tuner.publish import Built
@@ -31,6 +32,7 @@ def built_text(built: "Built") -> str:
         "",
         *_result_lines(built),
         *_attention_lines(manifest),
+        *spent_lines(manifest),
         f"bundle  {built.out}",
     ]
     return "\n".join(lines)

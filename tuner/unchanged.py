@@ -119,6 +119,7 @@ def _differences(
         ("software", manifest.software, "serving"),
         ("verified", (manifest.verify or {}).get("ok"), True),
         ("settled", manifest.bake.get("settled"), True),
+        ("over budget", manifest.coverage.get("over_budget") or [], []),
     ):
         if _json(old) != _json(new):
             yield f"`{name}` differs"

@@ -45,7 +45,15 @@ class Work:
         options: BuildOptions,
         progress: Progress,
         quarantine: Quarantine,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Take the workers of a farm.
+
+        Args:
+            stop: Once it says True no list and no candidate is begun: lists that are
+                not timed by then are not yielded.
+        """
+        self._stop = stop
         self._farm, self._store = farm, BuiltKernels(plan.work / "built")
         self._plan = plan
         self._options, self._progress = options, progress
@@ -62,7 +70,11 @@ class Work:
         )
 
     def timed(self, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
-        """Yield every list once it is built and timed, in no order."""
+        """Yield every list once it is built and timed, in no order.
+
+        Args:
+            tasks: The first are built first.
+        """
         if self._plan.profile is None:
             # A process is all that a candidate can cost.
             yield from self._one_after_other(tasks)
@@ -81,7 +93,10 @@ class Work:
             self._progress.say(warning)
         with self._progress.stage("time", len(tasks)) as stage:
             for task in tasks:
-                builds = tuple(built[c.choice_hash] for c in task.offered.candidates)
+                names = [c.choice_hash for c in task.offered.candidates]
+                if not built.keys() >= set(names):
+                    continue
+                builds = tuple(built[name] for name in names)
                 results = runner.run(task, builds, self._options.timing)
                 yield Timed(task, builds, results)
                 stage.advance(str(task.shape))
@@ -103,7 +118,9 @@ class Work:
             self._pool = DevicePool(self._runs(devices), self._joined)
         with self._progress.stage("tune", len(groups) + len(tasks)) as stage:
             building = self._building(groups, stage)
-            for timed in timed_while_building(tasks, built, building, self._pool):
+            given = (tasks, built, building, self._pool, self._stop)
+            timing = timed_while_building(*given)
+            for timed in timing:
                 if any(result.disturbed for result in timed.results):
                     now = self._farm.throttle()
                     self._progress.say(f"time: disturbed; {now} builds at once now")
@@ -122,6 +139,11 @@ class Work:
         self._runners += new
         return self._runs(new)
 
+    def rest(self) -> None:
+        """Give back the devices, and on a CPU the cores, until the next list."""
+        self._farm.stop_runners()
+        self._runners, self._pool = (), None
+
     def _devices(self, threads: int) -> tuple[RemoteRunner, ...]:
         """Return the devices' runners, the same at each call."""
         if not self._runners:
@@ -133,7 +155,8 @@ class Work:
     ) -> Iterator[BuildResult | None]:
         """Compile one candidate of each group, and give all of it what came of it."""
         group_of = {group[0].choice_hash: group for group in groups}
-        for result in self._farm.build_all([group[0] for group in groups]):
+        firsts = [group[0] for group in groups]
+        for result in self._farm.build_all(firsts, self._stop):
             if result is None:
                 yield None
                 continue

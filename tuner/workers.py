@@ -80,6 +80,13 @@ class Farm:
     def __exit__(self, *exception: Any) -> None:
         self._session.__exit__(*exception)
 
+    def capacity(self) -> tuple[int, int]:
+        """Return how many builds run at once, and on how many GPUs is timed."""
+        import ray
+
+        gpus = 0 if self._profile is None else ray.cluster_resources().get("GPU", 0)
+        return builds_at_once(ray.nodes()), int(gpus)
+
     def warm(self) -> list[Any]:
         """Let workers import what compiling takes; return before they have.
 

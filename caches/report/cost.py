@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from flytune.caches.report.axes import LinearAxis, Tick
 from flytune.caches.report.bundles import ReportedBundle, ReportedList, stated
 from flytune.caches.report.grids import style_of
+from flytune.caches.report.paid import paid
 from flytune.caches.several import parts_of
 from flytune.caches.words import counted, percent_text, seconds_text
 
@@ -138,6 +139,20 @@ def device_s(bundle: ReportedBundle) -> float:
     return sum(one.tuned.records[0].batch_s or 0.0 for one in bundle.lists)
 
 
+def _expected(bundle: ReportedBundle) -> Iterator[str]:
+    """Say what the build was expected to take, and when it has paid for itself."""
+    manifest = bundle.manifest
+    row = stated(manifest.provenance.get("estimate"), dict)
+    seconds, took_s = row.get("seconds"), row.get("took_s")
+    if isinstance(seconds, int | float) and isinstance(took_s, int | float) and took_s:
+        yield (
+            f"Before the start {seconds_text(seconds)} were expected: "
+            f"{seconds / took_s:.2f} of what it took."
+        )
+    if (found := paid(manifest, [one.tuned for one in bundle.lists])) is not None:
+        yield found.text
+
+
 def _lead(bundle: ReportedBundle, stages: list[tuple[str, float]]) -> str:
     whole = sum(seconds for _, seconds in stages)
     words = []
@@ -156,4 +171,5 @@ def _lead(bundle: ReportedBundle, stages: list[tuple[str, float]]) -> str:
     total = sum(one.total_s for one in _compiled(bundle))
     if total:
         words.append(f"Compiling took {seconds_text(total)} of one core's time.")
+    words += _expected(bundle)
     return " ".join(words)

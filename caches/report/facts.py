@@ -174,6 +174,7 @@ def left_out(manifest: Manifest) -> tuple[LeftOut, ...]:
                 found.append(LeftOut(what, words(why), len(named), named[:_SHOWN]))
         for what, name in (
             ("left to the library, untimed", "untimed"),
+            ("not reached within the budget, or not to the end", "over_budget"),
             ("offered, and in no plan", "unplanned"),
         ):
             if named := tuple(map(words, stated(coverage.get(name), list))):

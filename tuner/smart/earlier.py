@@ -11,14 +11,13 @@ from pathlib import Path
 from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.records import TuningRecord, read_records
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.journal import DEVICE, JOURNAL, read_entries
+from flytune.tuner.journal import DEVICE, newest_journals, read_entries
 from flytune.tuner.smart.cost_model import Observed, is_observed
 from flytune.tuner.smart.limits import Limits
 
 MEASURED = "h200.parquet"
 """Every candidate of the exhaustive lists of 13 shapes, timed on an H200."""
 _MEASURED_ON = "h200.json"
-_MOST_JOURNALS = 20
 _MOST_RECORDS = 50_000
 _KINDS = frozenset({"record", "tried"})
 
@@ -43,13 +42,8 @@ def earlier_builds(work: Path, own: Path, device: str) -> Iterator[TuningRecord]
         own: The directory of the build that asks.
         device: Its product's name.
     """
-    dated = []
-    for path in work.glob(f"*/{JOURNAL}"):
-        # Another build may have removed it meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            dated.append((path.stat().st_mtime, path))
-    journals = [path for _, path in sorted(dated, reverse=True) if path.parent != own]
-    known = (r for path in journals[:_MOST_JOURNALS] for r in _of_journal(path, device))
+    journals = newest_journals(work, own)
+    known = (r for path in journals for r in _of_journal(path, device))
     yield from itertools.islice(known, _MOST_RECORDS)
 
 

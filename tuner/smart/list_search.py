@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from flytune.caches.columns import Status
+from flytune.caches.columns import BUDGET, Status
 from flytune.caches.records import TuningRecord
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.decision import Decision, untimed_record
@@ -181,17 +181,27 @@ class ListSearch:
         us = before.predicted_us if before else self._predicted.get(name)
         return record if us is None else replace(record, predicted_us=us)
 
+    @property
+    def best_us(self) -> float | None:
+        """What the winner so far takes; None where there is none."""
+        return None if self._winner is None else self.tried[self._winner].median_us
+
     def leaders(self) -> tuple[str, ...]:
         """Return the hashes of those that race again, the winner so far first."""
         return self._race[:_MOST_LEADERS]
 
-    def decision(self) -> Decision | None:
-        """Return the decision; None where nothing that was tried has survived."""
+    def decision(self, *, cut: bool = False) -> Decision | None:
+        """Return the decision; None where nothing that was tried has survived.
+
+        Args:
+            cut: Whether a budget has ended the search.
+        """
         if self._winner is None:
             return None
-        return Decision(self.task, tuple(map(self._record, self._blank)))
+        rule = BUDGET if cut else MODEL
+        return Decision(self.task, tuple(self._record(n, rule) for n in self._blank))
 
-    def _record(self, name: str) -> TuningRecord:
+    def _record(self, name: str, left_out: str) -> TuningRecord:
         if (tried := self.tried.get(name)) is not None:
             lost = tried.status is Status.OK and name not in self._race
             rule = tried.pruned_by or (LEADERS if lost else None)
@@ -207,7 +217,7 @@ class ListSearch:
                 reason=f"not compiled: {words}",
                 pruned_by=rule,
             )
-        return replace(blank, predicted_us=self._expected(name), pruned_by=MODEL)
+        return replace(blank, predicted_us=self._expected(name), pruned_by=left_out)
 
     def _is_left(self, name: str) -> bool:
         return not any(name in some for some in (self.tried, self._over, self._refused))

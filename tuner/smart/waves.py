@@ -18,7 +18,9 @@ from flytune.tuner.smart.neighbours import Neighbours
 ListKey = tuple[str, str, str, tuple[str, ...]]
 """As `CandidateList.key`."""
 Time = Callable[[Sequence[TuneTask]], Iterable[Timed]]
-"""Builds and times lists, in no order."""
+"""Builds and times lists, in no order; some may be left out where a budget ends."""
+Stop = Callable[[], bool]
+"""Says whether no list may be begun any more."""
 
 
 class SmartSearch:
@@ -55,8 +57,13 @@ class SmartSearch:
         last: Mapping[ListKey, str],
         refusals: Callable[[TuneTask], Mapping[str, BuildResult]] = lambda _: {},
         first: Mapping[ListKey, Collection[str]] = MappingProxyType({}),
+        stop: Stop = lambda: False,
+        heat: Callable[[TuneTask, float | None], float] = lambda _, __: 0.0,
     ) -> Iterator[Decision]:
         """Yield a decision for every list, in no order.
+
+        Where `stop` ends the search a list that had a wave is decided by what that
+        told, and its other candidates are marked; of the others there is none.
 
         Args:
             recall: Holds the waves that are done; one that an interrupted build has
@@ -64,6 +71,8 @@ class SmartSearch:
             last: By a list's key the winner of an older bundle, which a tie goes to.
             refusals: Returns what of a list may not be tried, and why.
             first: By a list's key what of it is tried first in any case.
+            stop: Says whether no list may be begun any more.
+            heat: Of a list and what its best takes so far: the hottest come first.
 
         Raises:
             FlytuneError: a list has no candidate that survives.
@@ -86,10 +95,16 @@ class SmartSearch:
             ended = [search for search in due if search not in chosen]
             yield from map(_decided, ended)
             under_way = [search for search in under_way if search not in ended]
+            if stop():
+                break
             if chosen:
                 say(_words(waves, chosen))
-            for search, records in _timed(chosen, time, last):
+            hottest = sorted(chosen, key=lambda one: -heat(one.task, one.best_us))
+            ordered = {search: chosen[search] for search in hottest}
+            for search, records in _timed(ordered, time, last):
                 recall.keep_tried(search.task, waves, search.told(records))
+        cut = (search.decision(cut=True) for search in under_way)
+        yield from (decision for decision in cut if decision is not None)
 
     def _chosen(
         self, searches: Iterable[ListSearch], due: Iterable[ListSearch], waves: int

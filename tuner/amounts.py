@@ -1,0 +1,150 @@
+"""How much a build has to do: guessed from its plan, or counted in its lists."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flytune.shapes.gemm import GemmShape
+from flytune.tuner.candidate import ATEN, Candidate, TuneTask
+from flytune.tuner.estimate import Amounts
+from flytune.tuner.options import BuildOptions
+from flytune.tuner.past import Past
+from flytune.tuner.plan import Plan
+from flytune.tuner.recall import list_id
+from flytune.tuner.smart.list_search import LEAST, SHARE, SHORT
+
+_DEFAULT = 20
+"""Candidates of a default list on an H200, as in ci/bench/results/throughput."""
+_EXHAUSTIVE = ((16, 251), (32, 551), (64, 876))
+_LONGEST = 1401
+"""Those of its exhaustive lists, by the most rows: smart/h200.parquet."""
+
+
+def planned(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amounts:
+    """Return what a build has to do, before it has listed anything.
+
+    Where it was begun before its journal says what is left; else each planned GEMM is
+    taken to have a list, as long as they are on an H200.
+
+    Args:
+        slots: Compilations at once.
+    """
+    if past.listed:
+        return _left(plan, options, past, slots)
+    rows = {
+        (*s.problem, s.a_dtype, s.b_dtype): s.m
+        for s in plan.shapes
+        if _has_choice(s, plan)
+    }
+    lengths = [_length(m, plan, options) for m in rows.values()]
+    tried = [_tried(length, options) for length in lengths]
+    return _amounts(plan, options, slots, len(rows), sum(tried) - len(rows), sum(tried))
+
+
+def _left(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amounts:
+    lists: Mapping[str, Any] = past.listed["lists"]
+    left = [sizes for name, sizes in lists.items() if name not in past.decided]
+    compiled = sum(_tried(compiled, options) for compiled, _ in left)
+    timed = sum(_tried(length, options) for _, length in left)
+    return _amounts(
+        plan, options, slots, len(left), compiled, timed, enumerated=plan.work.exists()
+    )
+
+
+def counted(
+    plan: Plan,
+    options: BuildOptions,
+    waiting: Iterable[TuneTask],
+    is_built: Callable[[Candidate], bool],
+    capacity: tuple[int, int],
+) -> Amounts:
+    """Return what is left to do of a build that has its lists.
+
+    Args:
+        waiting: The lists that are to be timed.
+        is_built: Whether a candidate needs no compiling.
+        capacity: Compilations at once, and GPUs.
+    """
+    tasks = list(waiting)
+    compiled = timed = 0
+    for task in tasks:
+        some = to_compile(task, is_built)
+        compiled += _tried(len(some), options)
+        timed += _tried(len(task.offered.candidates), options)
+    slots, devices = capacity
+    found = _amounts(plan, options, slots, len(tasks), compiled, timed, enumerated=True)
+    return found if plan.profile is None else _with_devices(found, devices)
+
+
+def to_compile(
+    task: TuneTask, is_built: Callable[[Candidate], bool]
+) -> dict[str, Candidate]:
+    """Return a list's candidates that are to be compiled, by what is built once."""
+    return {
+        one.build_key or one.choice_hash: one
+        for one in task.offered.candidates
+        if one.backend != ATEN and not is_built(one)
+    }
+
+
+def listed_row(choices: Iterable[TuneTask]) -> dict[str, Any]:
+    """Return the journal's entry of what a build has listed."""
+    return {
+        "lists": {
+            list_id(task): [
+                len(to_compile(task, lambda _: False)),
+                len(task.offered.candidates),
+            ]
+            for task in choices
+        }
+    }
+
+
+def _with_devices(amounts: Amounts, devices: int) -> Amounts:
+    return Amounts.from_row({**amounts.to_row(), "devices": max(1, devices)})
+
+
+def _amounts(
+    plan: Plan,
+    options: BuildOptions,
+    slots: int,
+    lists: int,
+    compiled: int,
+    timed: int,
+    *,
+    enumerated: bool = False,
+) -> Amounts:
+    return Amounts(
+        tokens=max(1, len(plan.policy.tokens)),
+        lists=lists,
+        compiled=compiled,
+        timed=timed,
+        slots=slots,
+        devices=0 if plan.profile is None else 1,
+        enumerated=enumerated,
+        baked=plan.program is not None,
+        whole=options.bake == "model",
+        frozen=plan.policy.frozen,
+    )
+
+
+def _has_choice(shape: GemmShape, plan: Plan) -> bool:
+    """Whether a planned GEMM is likely to have a list of more than one candidate."""
+    if plan.profile is not None:
+        return shape.m > 1
+    plain = shape.op == "bmm" and min(shape.m, shape.n, shape.k) > 1
+    return plain or (plan.policy.frozen and shape.op != "bmm")
+
+
+def _length(m: int, plan: Plan, options: BuildOptions) -> int:
+    if plan.profile is None:
+        return 2
+    if options.search == "default":
+        return _DEFAULT
+    return next((length for most, length in _EXHAUSTIVE if m <= most), _LONGEST)
+
+
+def _tried(number: int, options: BuildOptions) -> int:
+    """Return how many of so many candidates a search tries."""
+    if options.search != "smart" or number <= SHORT:
+        return number
+    return max(LEAST, round(SHARE * number))

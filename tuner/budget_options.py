@@ -1,0 +1,40 @@
+"""The options of a build that say what it may cost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from flytune.tuner.budget import Budget, parse_budget
+
+
+def budget_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `budget` and `gpu_hour_price`, either None where not given."""
+    for option in (_PRICE, _BUDGET):
+        command = option(command)
+    return command
+
+
+def _parsed(_: click.Context, __: click.Parameter, value: str | None) -> Budget | None:
+    if value is None:
+        return None
+    try:
+        return parse_budget(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_BUDGET = click.option(
+    "--budget",
+    metavar="30m|4gpu-h|$20",
+    callback=_parsed,
+    help="What the build may take, from its start to its bundle: s, m or h, GPU hours, "
+    "or a cost. The lists that cost a forward pass most are tuned first; what is not "
+    "reached gets the library's kernel, and the same command goes on from there.",
+)
+_PRICE = click.option(
+    "--gpu-hour-price",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="PRICE",
+    help="Of one GPU for an hour: the estimate says what the build costs.",
+)

@@ -1,0 +1,280 @@
+"""What a build will take, stage by stage, from rates that were measured.
+
+A rate is a device's own where earlier builds on it have left any in their journals, by
+a factor to those that come with flytune.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Self
+
+from flytune.tuner.budget import HOUR_S
+
+COMPILE, TIME = "compile", "time"
+"""Beside the stages: what a candidate takes to compile, and a list to time."""
+STAGES = ("plan", "enumerate", "tune", "bake", "verify")
+_WHOLE = 4.5
+"""Times the layers one by one, that a model takes as one graph: `first_token`."""
+_FROZEN = 2.0
+"""Times an unfrozen one, that a frozen bake takes, which packs its weights."""
+_LAST = 5
+"""Builds that a factor is the median of."""
+
+
+class Line(NamedTuple):
+    """Seconds that grow with a number."""
+
+    fixed_s: float
+    each_s: float
+
+    def at(self, number: int) -> float:
+        """Return the seconds of so many."""
+        return self.fixed_s + self.each_s * number
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the stages of a build take on one kind of device."""
+
+    source: str
+    """Where that was measured."""
+    plan_s: float
+    enumerate: Line
+    """By token counts, as are the others."""
+    bake: Line
+    verify: Line
+    start_s: float
+    """Until the first list is timed, beside compiling it."""
+    compile_s: float
+    """Of one core, for one candidate."""
+    list: Line
+    """Of the device, to check and time one list, by its candidates."""
+
+
+H200 = Rates(
+    "what an H200 took (ci/bench/results/throughput, smart/h200.parquet)",
+    plan_s=8.0,
+    enumerate=Line(10.0, 5.2),
+    bake=Line(20.0, 75.0),
+    verify=Line(12.0, 7.6),
+    start_s=7.0,
+    compile_s=0.37,
+    list=Line(0.7, 0.02),
+)
+CPU = Rates(
+    "what 2 cores of an EPYC took (ci/bench/results/build_cost)",
+    plan_s=3.0,
+    enumerate=Line(6.0, 6.0),
+    bake=Line(15.0, 22.0),
+    verify=Line(6.0, 4.0),
+    start_s=7.0,
+    compile_s=6.0,
+    list=Line(0.3, 0.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much each stage of a build has to do."""
+
+    tokens: int
+    """Token counts that each piece of the program is called with."""
+    lists: int
+    """To be timed."""
+    compiled: int
+    """Candidates to be compiled."""
+    timed: int
+    """Candidates to be timed."""
+    slots: int = 1
+    """Compilations at once."""
+    devices: int = 0
+    """GPUs; 0 where the CPU is timed, on the cores that compile."""
+    enumerated: bool = False
+    """Whether the lists are there already."""
+    baked: bool = True
+    whole: bool = False
+    """Whether one graph holds the whole model."""
+    frozen: bool = False
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Read a journal's form.
+
+        Raises:
+            TypeError: it has other fields.
+        """
+        return cls(**row)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the journal's form."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one build took, as its journal says it."""
+
+    key: str
+    """What it has in common with builds that take about as long."""
+    amounts: Amounts
+    stages: Mapping[str, float]
+    compile_s: float = 0.0
+    """Of all cores, of what was compiled for it."""
+    device_s: float = 0.0
+    """Of all devices, that lists had them."""
+
+
+def tune_s(
+    amounts: Amounts, start_s: float, compile_s: float, device_s: float
+) -> float:
+    """Return the seconds of building and timing.
+
+    On a CPU one comes after the other. On accelerators the longer of the two hides the
+    other, but for the first list's.
+
+    Args:
+        compile_s: Of all cores.
+        device_s: Of all devices.
+    """
+    if not amounts.lists:
+        return 0.0
+    building = compile_s / max(1, amounts.slots)
+    timing = device_s / max(1, amounts.devices)
+    if not amounts.devices:
+        return start_s + building + timing
+    hidden = min(building, timing) / amounts.lists
+    return start_s + max(building, timing) + hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Rates, and by how much they are off on this host, as its builds tell."""
+
+    rates: Rates
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By stage, and of `COMPILE` and `TIME`."""
+    builds: int = 0
+    """Earlier builds that those were learned from."""
+
+    @property
+    def source(self) -> str:
+        """What it goes by."""
+        if not self.builds:
+            return self.rates.source
+        some = f"{self.builds} earlier build{'s' if self.builds > 1 else ''}"
+        return f"{some} on this device"
+
+    def parts(self, amounts: Amounts) -> dict[str, float]:
+        """Return the seconds of each stage."""
+        found = self._by_rates(amounts)
+        return {name: self._factor(name) * seconds for name, seconds in found.items()}
+
+    def _by_rates(self, amounts: Amounts) -> dict[str, float]:
+        rates, tokens = self.rates, amounts.tokens
+        compile_s = self._factor(COMPILE) * rates.compile_s * amounts.compiled
+        device_s = rates.list.fixed_s * amounts.lists
+        device_s = self._factor(TIME) * (device_s + rates.list.each_s * amounts.timed)
+        factor = (_WHOLE if amounts.whole else 1) * (_FROZEN if amounts.frozen else 1)
+        baked = factor if amounts.baked else 0.0
+        return {
+            "plan": rates.plan_s,
+            "enumerate": 0.0 if amounts.enumerated else rates.enumerate.at(tokens),
+            "tune": tune_s(amounts, rates.start_s, compile_s, device_s),
+            "bake": baked * rates.bake.at(tokens),
+            "verify": baked * rates.verify.at(tokens),
+        }
+
+    def _factor(self, name: str) -> float:
+        return self.factors.get(name, 1.0)
+
+
+def learned(rates: Rates, spent: Iterable[Spent], key: str) -> Estimator:
+    """Return an estimator that has learned from builds, the newest first.
+
+    Args:
+        key: Of the build that is estimated: builds of the same one tell more than the
+            others, which are asked where there is none.
+    """
+    every = list(spent)
+    same = [one for one in every if one.key == key]
+    factors: dict[str, float] = {}
+    for name in (COMPILE, TIME, *STAGES):
+        for some in (same, every):
+            known = [f for one in some if (f := _factor_of(rates, one, name))]
+            if known:
+                factors[name] = statistics.median(known[:_LAST])
+                break
+    return Estimator(rates, factors, len(every))
+
+
+def _factor_of(rates: Rates, one: Spent, name: str) -> float | None:
+    """Return how many times its rate something took; None where it tells nothing."""
+    amounts = one.amounts
+    if name == COMPILE:
+        return _over(one.compile_s, rates.compile_s * amounts.compiled)
+    if name == TIME:
+        by_rate = rates.list.fixed_s * amounts.lists
+        return _over(one.device_s, by_rate + rates.list.each_s * amounts.timed)
+    took = one.stages.get(name, 0.0)
+    if name == "tune":
+        known = tune_s(amounts, rates.start_s, one.compile_s, one.device_s)
+        return _over(took, known)
+    return _over(took, Estimator(rates).parts(amounts)[name])
+
+
+def _over(took: float, expected: float) -> float | None:
+    return took / expected if took > 0 and expected > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a build will take."""
+
+    parts: Mapping[str, float]
+    """Seconds by stage."""
+    devices: int
+    """GPUs that are held meanwhile."""
+    price: float | None
+    """Of a GPU hour."""
+    source: str
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole build."""
+        return sum(self.parts.values())
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all GPUs together."""
+        return self.seconds * self.devices / HOUR_S
+
+    @property
+    def cost(self) -> float | None:
+        """In the money of the price; None where there is none, or no GPU."""
+        if self.price is None or not self.devices:
+            return None
+        return self.gpu_hours * self.price
+
+    @property
+    def after_tuning_s(self) -> float:
+        """Of what follows the tuning, without which there is no bundle."""
+        return self.parts.get("bake", 0.0) + self.parts.get("verify", 0.0)
+
+    def within(self, limit_s: float) -> "Estimate":
+        """Return the estimate of a build that a budget ends: it tunes so much less."""
+        rest_s = self.seconds - self.parts.get("tune", 0.0)
+        return self.tuning(max(0.0, limit_s - rest_s))
+
+    def tuning(self, most_s: float) -> "Estimate":
+        """Return the estimate of a build that tunes for so many seconds at most."""
+        tune = min(most_s, self.parts.get("tune", 0.0))
+        parts = {**self.parts, "tune": tune}
+        return Estimate(parts, self.devices, self.price, self.source)
+
+
+def together(estimates: Iterable[Estimate]) -> Estimate:
+    """Return the estimate of builds that are done one after another."""
+    some = list(estimates)
+    parts = {name: sum(one.parts.get(name, 0.0) for one in some) for name in STAGES}
+    return Estimate(parts, some[0].devices, some[0].price, some[0].source)

@@ -1,0 +1,114 @@
+"""What is said of a build's estimate, budget and spending."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flytune.caches.manifest import Manifest
+from flytune.caches.report.bundles import stated
+from flytune.caches.words import counted, form_of, percent_text, seconds_text
+from flytune.tuner.budget import Allowance
+from flytune.tuner.estimate import Estimate
+
+
+def estimate_line(estimate: Estimate) -> str:
+    """Say what a build will take."""
+    parts = (f"{n} {seconds_text(s)}" for n, s in estimate.parts.items() if s >= 0.5)
+    return (
+        f"estimate: about {_cost(estimate)}: {', '.join(parts)}; by {estimate.source}"
+    )
+
+
+def now_line(estimate: Estimate) -> str:
+    """Say what is expected once the lists are known."""
+    tune = seconds_text(round(estimate.parts.get("tune", 0.0), 1))
+    return f"estimate: now about {_cost(estimate)} in all, of it {tune} to tune"
+
+
+def _cost(estimate: Estimate) -> str:
+    words = seconds_text(estimate.seconds)
+    if estimate.devices:
+        gpus = counted(estimate.devices, "GPU")
+        words += f", {_hours(estimate.gpu_hours)} of {gpus}"
+    return words + _price(estimate.cost)
+
+
+def _hours(gpu_hours: float) -> str:
+    return f"{gpu_hours:.2f} GPU hours"
+
+
+def _price(cost: float | None) -> str:
+    return "" if cost is None else f", ${cost:.2f}"
+
+
+def short_line(estimate: Estimate, allowance: Allowance) -> str:
+    """Say that a budget will not do for all lists; nothing where it will."""
+    budget, tune_s = allowance.budget, estimate.parts.get("tune", 0.0)
+    before = (
+        sum(s for n, s in estimate.parts.items() if n in ("plan", "enumerate"))
+        - allowance.meter.seconds
+    )
+    left_s = allowance.left_s() - estimate.after_tuning_s - max(0.0, before)
+    if budget is None or left_s >= tune_s:
+        return ""
+    return (
+        f"budget: {budget.text} leaves about {seconds_text(max(0.0, left_s))} to tune, "
+        f"and all lists take {seconds_text(tune_s)}: the hottest come first"
+    )
+
+
+def unreached_line(row: Mapping[str, Any]) -> str:
+    """Say what a budget left no time for; nothing where it was enough.
+
+    Args:
+        row: The provenance's `budget`.
+    """
+    untimed, cut, lists = row["unreached"], row["cut"], row["lists"]
+    if not untimed and not cut:
+        return ""
+    words = []
+    if untimed:
+        words.append(
+            f"{untimed} of {counted(lists, 'list')} {form_of(untimed, 'was', 'were')} "
+            "not reached and left to the library"
+        )
+    if cut:
+        words.append(f"the search of {counted(cut, 'list')} was cut short")
+    share = percent_text(row["share"])
+    return (
+        f"budget: {row['asked']} is spent: {'; '.join(words)}: {share} of the "
+        "estimated time of forward passes; the same command goes on from here"
+    )
+
+
+def spent_lines(manifest: Manifest) -> Iterator[str]:
+    """Yield what a build took beside what it was expected to, for its summary."""
+    row = stated(manifest.provenance.get("estimate"), dict)
+    took = row.get("took_s")
+    if isinstance(took, int | float) and took > 0:
+        yield f"took    {took_text(row)}"
+    budget = stated(manifest.provenance.get("budget"), dict)
+    if budget and (line := unreached_line(budget)):
+        yield f"budget  {line.removeprefix('budget: ')}"
+
+
+def took_text(row: Mapping[str, Any]) -> str:
+    """Say what a build took, and what it was expected to.
+
+    Args:
+        row: The provenance's `estimate`.
+    """
+    took_s, seconds = row["took_s"], row["seconds"]
+    words = seconds_text(took_s)
+    if row["took_gpu_hours"]:
+        words += f", {_hours(row['took_gpu_hours'])}{_price(row['took_cost'])}"
+    expected = f"{seconds_text(seconds)}{_price(row['cost'])}"
+    return f"{words}; estimated {expected}: {ratio_of(row):.2f} of what it took"
+
+
+def ratio_of(row: Mapping[str, Any]) -> float:
+    """Return the estimate over the truth.
+
+    Args:
+        row: The provenance's `estimate`.
+    """
+    return float(row["seconds"]) / float(row["took_s"])
