@@ -10,7 +10,7 @@ from flytune.shapes.errors import FlytuneError
 
 HOUR_S = 3600.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": HOUR_S}
-_NUMBER = r"(\d+(?:\.\d+)?)"
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _TIME = re.compile(rf"{_NUMBER}(gpu-)?([smh])")
 _COST = re.compile(rf"\${_NUMBER}")
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flytune.caches.manifest import Manifest
+from flytune.caches.report.budgets import unreached_text
 from flytune.caches.report.bundles import stated
-from flytune.caches.words import counted, form_of, percent_text, seconds_text
+from flytune.caches.words import counted, seconds_text
 from flytune.tuner.budget import Allowance
 from flytune.tuner.estimate import Estimate
 
@@ -62,22 +63,8 @@ def unreached_line(row: Mapping[str, Any]) -> str:
     Args:
         row: The provenance's `budget`.
     """
-    untimed, cut, lists = row["unreached"], row["cut"], row["lists"]
-    if not untimed and not cut:
-        return ""
-    words = []
-    if untimed:
-        words.append(
-            f"{untimed} of {counted(lists, 'list')} {form_of(untimed, 'was', 'were')} "
-            "not reached and left to the library"
-        )
-    if cut:
-        words.append(f"the search of {counted(cut, 'list')} was cut short")
-    share = percent_text(row["share"])
-    return (
-        f"budget: {row['asked']} is spent: {'; '.join(words)}: {share} of the "
-        "estimated time of forward passes; the same command goes on from here"
-    )
+    text = unreached_text(row)
+    return text and f"budget: {text}; the same command goes on from here"
 
 
 def spent_lines(manifest: Manifest) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flytune.caches.report.axes import LinearAxis, Tick
+from flytune.caches.report.budgets import unreached_text
 from flytune.caches.report.bundles import ReportedBundle, ReportedList, stated
 from flytune.caches.report.grids import style_of
 from flytune.caches.report.paid import paid
@@ -149,6 +150,8 @@ def _expected(bundle: ReportedBundle) -> Iterator[str]:
             f"Before the start {seconds_text(seconds)} were expected: "
             f"{seconds / took_s:.2f} of what it took."
         )
+    if text := unreached_text(stated(manifest.provenance.get("budget"), dict)):
+        yield f"Its budget of {text}."
     if (found := paid(manifest, [one.tuned for one in bundle.lists])) is not None:
         yield found.text
 

@@ -67,9 +67,7 @@ def paid(manifest: Manifest, lists: Iterable[TunedList]) -> Paid | None:
     stages = _stages(parts[0]["provenance"])
     passes = stated(manifest.bake.get("passes"), list)
     # Those that compiled graphs: with coordinate descent there are two.
-    heavy = sum(
-        isinstance(work, Mapping) and bool(work.get("lowered")) for work in passes
-    )
+    heavy = sum(bool(stated(work, dict).get("lowered")) for work in passes)
     if not heavy or not {"bake", "verify"} <= stages.keys():
         return None
     load_s = stages["verify"]

@@ -9,7 +9,7 @@ import pytest
 from fakes import candidate, library, offered, task_of
 from long_lists import BEST, BEST_US, H200, Device, long_list, observed, triton
 
-from flytune.caches.columns import Status
+from flytune.caches.columns import BUDGET, Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.decision import Decision
@@ -281,3 +281,61 @@ def test_the_library_alone_is_no_compilation(tmp_path: Path) -> None:
     task = task_of(offered([library("one"), library("two")]))
     (decision,) = decisions([task], Device().time, tmp_path)
     assert {r.backend for r in decision.records} == {ATEN}
+
+
+def test_a_budget_ends_between_waves_and_leaves_no_list_in_between(
+    tmp_path: Path,
+) -> None:
+    tasks, device = [long_list(), long_list(n=8192), long_list(n=2048)], Device()
+    # The first wave of the first two, and then the budget is spent.
+    given = {"stop": lambda: len(device.asked) >= 2}
+
+    def until(tasks: Sequence[TuneTask]) -> Iterator[Timed]:
+        for one in device.time(tasks):
+            yield one
+            if given["stop"]():
+                return
+
+    found = decisions(tasks, until, tmp_path, **given)
+    assert [decision.task for decision in found] == tasks[:2]
+    for decision in found:
+        assert decision.was_timed
+        left = {r.pruned_by for r in decision.records if r.median_us is None}
+        assert left == {BUDGET, SHARED_MEMORY, REGISTERS}
+    # With more of it the search goes on, and ends as it would have.
+    again = Device()
+    whole = decisions(tasks, again.time, tmp_path)
+    assert len(whole) == len(tasks)
+    assert not any(r.pruned_by == BUDGET for d in whole for r in d.records)
+    (tmp_path / "fresh").mkdir()
+    fresh = Device()
+    expected = decisions(tasks, fresh.time, tmp_path / "fresh")
+    assert {d.task.shape.n: d.winner.choice_hash for d in whole} == {
+        d.task.shape.n: d.winner.choice_hash for d in expected
+    }
+    assert [*device.asked, *again.asked] == fresh.asked
+
+
+def test_a_search_that_was_at_its_end_is_not_called_cut_short(tmp_path: Path) -> None:
+    device = Device()
+    stop = {"stop": lambda: len(device.asked) >= len(WAVES)}
+    (decision,) = decisions([long_list()], device.time, tmp_path, **stop)
+    assert not any(r.pruned_by == BUDGET for r in decision.records)
+
+
+def test_the_hottest_list_is_the_first_of_each_wave(tmp_path: Path) -> None:
+    tasks, device = [long_list(n=2048), long_list(n=8192)], Device()
+    times: list[float | None] = []
+
+    def heat(task: TuneTask, us: float | None) -> float:
+        times.append(us)
+        return float(task.shape.n)
+
+    (tmp_path / "plain").mkdir()
+    decisions(tasks, device.time, tmp_path, heat=heat)
+    plain = Device()
+    decisions(tasks, plain.time, tmp_path / "plain")
+    assert device.asked[:2] == plain.asked[1::-1]
+    # Before anything is timed there is no time, and afterwards the best one.
+    assert times[:2] == [None, None]
+    assert None not in times[2:]

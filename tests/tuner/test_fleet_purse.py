@@ -1,0 +1,58 @@
+"""One budget, divided among the models of a fleet."""
+
+from pathlib import Path
+
+import pytest
+from builds import LLAMA, QWEN2
+from fleets import planned
+
+from flytune.tuner import plan as stage
+from flytune.tuner.budget import Meter, parse_budget
+from flytune.tuner.fleet_purse import FleetPurse
+from flytune.tuner.plan import GIB
+from flytune.tuner.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "free_bytes", lambda: 1024 * GIB)
+
+
+def test_all_models_have_one_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    meter = Meter(lambda: now)
+    models = planned(tmp_path, LLAMA, QWEN2, budget=parse_budget("10m"))
+    purse = FleetPurse(meter)
+    first, second = (purse.open(model.prepared) for model in models)
+    purse.say(Progress())
+    kept_s = first.first.after_tuning_s + second.first.after_tuning_s
+    said = capsys.readouterr().err
+    assert "estimate: about 4 min" in said or "estimate: about 3 min" in said
+    assert "budget: " not in said
+    purse.begin(first)
+    # Both are tuned for as long, and both bakes are kept for.
+    assert first.allowance.tuning_s() == pytest.approx((600 - kept_s) / 2)
+    now = 100.0
+    purse.begin(second)
+    assert second.allowance.tuning_s() == pytest.approx(600 - kept_s - 100)
+    purse.begin(second)
+    assert second.allowance.tuning_s() == pytest.approx(600 - kept_s - 100)
+    purse.close(Progress())
+    assert "took 1 min 40 s; estimated " in capsys.readouterr().err
+
+
+def test_a_budget_that_is_short_says_so_before_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    purse = FleetPurse(Meter(lambda: 0.0))
+    for model in planned(tmp_path, LLAMA, budget=parse_budget("60s")):
+        account = purse.open(model.prepared)
+    purse.say(Progress())
+    said = capsys.readouterr().err
+    assert "budget: 60s leaves about 0 s to tune, and all lists take" in said
+    assert account.expected.parts["tune"] == 0
+    assert account.expected.seconds == pytest.approx(
+        account.first.seconds - account.first.parts["tune"]
+    )
