@@ -6,7 +6,7 @@ from typing import Any
 
 from flytune.caches.records import TuningRecord
 from flytune.tuner.amounts import counted, listed_row, planned, to_compile
-from flytune.tuner.budget import HOUR_S, Allowance
+from flytune.tuner.budget import HOUR_S, Allowance, Meter
 from flytune.tuner.candidate import Candidate, TuneTask
 from flytune.tuner.decision import Decision
 from flytune.tuner.estimate import (
@@ -33,9 +33,48 @@ from flytune.tuner.spent_words import (
 )
 from flytune.tuner.timed_device import device_of
 from flytune.tuner.unreached import is_cut
+from flytune.tuner.workers import Farm
 
 
-class Account:
+class Unaccounted:
+    """A build of which nothing is estimated, and that takes what it takes."""
+
+    in_turn = False
+    """Whether building and timing want the same cores."""
+
+    def __init__(self) -> None:
+        self.allowance = Allowance(None, None, Meter())
+
+    def heat(self, ceilings: Mapping[str, Any], older: Iterable[TuningRecord]) -> Heat:
+        """Return how hot lists are, by all that is known of the device.
+
+        Args:
+            ceilings: Of this very build, if it has measured them.
+            older: What an older bundle has timed.
+        """
+        del ceilings
+        return Heat(lambda _: 0.0, older)
+
+    def listed(
+        self,
+        choices: Sequence[TuneTask],
+        waiting: Iterable[TuneTask],
+        journal: Journal,
+    ) -> None:
+        """Note the lists of the build, and those of them that are to be timed."""
+
+    def begin_tuning(
+        self, waiting: Sequence[TuneTask], farm: Farm, progress: Progress
+    ) -> None:
+        """Count what is to do, and say what the build is expected to take now."""
+
+    def end_tuning(
+        self, decisions: Sequence[Decision], heat: Heat, progress: Progress
+    ) -> None:
+        """Note what was compiled and timed, and what was not reached."""
+
+
+class Account(Unaccounted):
     """One build's estimate, budget and spending."""
 
     def __init__(self, plan: Plan, options: BuildOptions, allowance: Allowance) -> None:
@@ -44,7 +83,9 @@ class Account:
         Args:
             allowance: What may be spent, from the start that its meter counts from.
         """
+        super().__init__()
         self._plan, self._options, self.allowance = plan, options, allowance
+        self.in_turn = plan.profile is None
         past = read_past(options.work, plan.work, device_of(plan).name)
         self._past = past
         rates = CPU if plan.profile is None else H200
@@ -64,12 +105,6 @@ class Account:
         self._budget_row: dict[str, Any] | None = None
 
     def heat(self, ceilings: Mapping[str, Any], older: Iterable[TuningRecord]) -> Heat:
-        """Return how hot lists are, by all that is known of the device.
-
-        Args:
-            ceilings: Of this very build, if it has measured them.
-            older: What an older bundle has timed.
-        """
         least = least_by_profile(self._plan.profile, self._options.threads)
         known = ceilings or self._past.ceilings
         return Heat(least_by_ceilings(known, least), (*self._past.library, *older))
@@ -86,7 +121,6 @@ class Account:
         waiting: Iterable[TuneTask],
         journal: Journal,
     ) -> None:
-        """Note the lists of the build, and those of them that are to be timed."""
         self._journal = journal
         self._waiting = frozenset(task.offered.key for task in waiting)
         row = listed_row(choices)
@@ -94,18 +128,10 @@ class Account:
             journal.add_all([(LISTED, row)])
 
     def begin_tuning(
-        self,
-        waiting: Sequence[TuneTask],
-        capacity: tuple[int, int],
-        progress: Progress,
+        self, waiting: Sequence[TuneTask], farm: Farm, progress: Progress
     ) -> None:
-        """Count what is to do, and say what the build is expected to take now.
-
-        Args:
-            capacity: Compilations at once, and GPUs.
-        """
         store = BuiltKernels(self._plan.work / "built")
-        given = (self._plan, self._options, waiting, store.has, capacity)
+        given = (self._plan, self._options, waiting, store.has, farm.capacity())
         self._amounts = counted(*given)
         for task in waiting:
             self._compiled |= to_compile(task, store.has)
@@ -125,7 +151,6 @@ class Account:
     def end_tuning(
         self, decisions: Sequence[Decision], heat: Heat, progress: Progress
     ) -> None:
-        """Note what was compiled and timed, and what was not reached."""
         timed = [
             d for d in decisions if d.task.offered.key in self._waiting and d.was_timed
         ]

@@ -2,22 +2,15 @@
 
 import contextlib
 import functools
-import pickle
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flytune.caches.bundle import Bundle
-from flytune.caches.child import clean_environment, run_module
-from flytune.caches.command import CommandSpec
-from flytune.caches.device_profile import DeviceProfile, live_profile
-from flytune.caches.hook.flytune_files import exposed
 from flytune.caches.key_files import load_private
 from flytune.caches.keyring import OWN_NAME, keys_folder, own_key
 from flytune.caches.recorded import read_recorded
-from flytune.caches.stand_in import stand_in_environment
 from flytune.caches.target import Target
 from flytune.caches.target_env import check_target_env
 from flytune.caches.vllm_program import VllmSpec
@@ -26,9 +19,9 @@ from flytune.tuner.account import Account
 from flytune.tuner.bake import bake
 from flytune.tuner.budget import Allowance, Meter, check_budget
 from flytune.tuner.candidate import Enumeration
-from flytune.tuner.command_stages import list_command
 from flytune.tuner.compile_only import compile_only
 from flytune.tuner.decision import Decision, timings
+from flytune.tuner.enumeration import LISTS, enumerate_lists
 from flytune.tuner.going_on import check_place
 from flytune.tuner.journal import JOURNAL, Journal
 from flytune.tuner.older import OlderBundle
@@ -47,9 +40,6 @@ from flytune.tuner.work import StartFarm, farm_for
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-PROBE = "flytune.tuner.probe"
-_LISTS = "lists.pickle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +130,7 @@ def tune(
         if built is not None:
             return built
     progress.begin("enumerate")
-    found = _enumerate(plan, options, start, progress)
+    found = enumerate_lists(plan, options, start, progress)
     _check_keys(plan, found, options, older, progress)
     coverage = join(plan.shapes, found.lists, found.unlisted)
     say_coverage(coverage, len(plan.shapes), progress)
@@ -287,58 +277,5 @@ def _clear(work: Path, fresh: bool, journal: Journal) -> None:
         shutil.rmtree(path, ignore_errors=True)
     if fresh:
         journal.clear()
-        (work / _LISTS).unlink(missing_ok=True)
+        (work / LISTS).unlink(missing_ok=True)
         shutil.rmtree(work / "built", ignore_errors=True)
-
-
-def _enumerate(
-    plan: Plan, options: BuildOptions, start: StartFarm, progress: Progress
-) -> Enumeration:
-    """Return the lists that the program offers; kept for a build that goes on.
-
-    While they are made the workers start, which takes them as long.
-    """
-    if isinstance(plan.program, CommandSpec):
-        # What it does may have changed since: it is asked in each build.
-        what = "vLLM's engine" if isinstance(plan.program, VllmSpec) else "the command"
-        progress.say(f"enumerate: running {what} to list its candidates")
-        start().warm()
-        return list_command(plan, plan.program, options.space)
-    path = plan.work / _LISTS
-    if not path.exists():
-        what = "the program" if plan.program is not None else "each shape by itself"
-        progress.say(f"enumerate: lowering {what} to list its candidates")
-        with tempfile.TemporaryDirectory(prefix="flytune-enumerate-") as directory:
-            absent = _absent(plan)
-            request: dict[str, Any] = {
-                "policy": plan.policy.to_json(),
-                "search": options.space,
-                "profile": None if absent is None else absent.to_json(),
-                "shapes": [shape.to_row() for shape in plan.shapes],
-            }
-            if plan.program is not None:
-                request["program"] = plan.program.to_json()
-            # The C++ templates need the instruction set's name, not its trial builds.
-            more = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
-            if absent is not None:
-                more |= stand_in_environment(absent)
-            env = clean_environment(plan.policy, Path(directory), **more)
-            start().warm()
-            run_module(PROBE, request, path, env, what="enumeration")
-    elif (open_to := exposed(str(plan.work))) is not None:
-        # A pickle is code, and so are the kernels beside it.
-        raise FlytuneError(
-            f"work directory can be written by other users: {open_to}",
-            hint="make it your own and chmod go-w, or name another --work",
-        )
-    found: Enumeration = pickle.loads(path.read_bytes())
-    return found
-
-
-def _absent(plan: Plan) -> DeviceProfile | None:
-    """Return the profile of an accelerator that this host lacks."""
-    if plan.profile is None:
-        return None
-    live = live_profile()
-    here = live is not None and live.is_same(plan.profile)
-    return None if here else plan.profile

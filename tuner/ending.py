@@ -34,13 +34,17 @@ class Ending:
         allowance: Allowance,
         tasks: Sequence[TuneTask],
         refusals: Callable[[TuneTask], Mapping[str, BuildResult]],
+        *,
+        in_turn: bool = False,
     ) -> None:
         """Look for lists that must be timed.
 
         Args:
             refusals: Returns what of a list may not be tried, and why.
+            in_turn: Whether building and timing want the same cores: what is built
+                must be timed before the budget ends, so some lists are done at a time.
         """
-        self._allowance = allowance
+        self._allowance, self._in_turn = allowance, in_turn
         self._must = {
             _name(task) for task in tasks if library_of(task, refusals(task)) is None
         }
@@ -49,19 +53,15 @@ class Ending:
         """Whether no list and no candidate may be begun any more."""
         return not self._must and self._allowance.is_over()
 
-    def timed(
-        self, work: Timing, in_turn: bool, tasks: Sequence[TuneTask]
-    ) -> Iterator[Timed]:
+    def timed(self, work: Timing, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         """Yield lists as they are timed, until the budget ends.
 
         Args:
-            in_turn: Whether building and timing want the same cores: what is built
-                must be timed before the budget ends, so some lists are done at a time.
             tasks: The hottest first.
         """
         ordered = sorted(tasks, key=lambda task: _name(task) not in self._must)
         size = len(ordered)
-        if in_turn and self._allowance.budget is not None:
+        if self._in_turn and self._allowance.budget is not None:
             size = _FIRST
         while ordered and not self.is_over():
             some, ordered = ordered[:size], ordered[size:]

@@ -18,13 +18,10 @@ from typing import Any, NamedTuple
 
 from flytune.caches.columns import Status
 from flytune.caches.device_profile import DeviceProfile
-from flytune.caches.recorded import RecordedTime
 from flytune.caches.records import TuningRecord
 from flytune.caches.words import counted, form_of
-from flytune.shapes.errors import FlytuneError
-from flytune.tuner.account import Account
-from flytune.tuner.budget import Allowance, Meter
-from flytune.tuner.candidate import BuildResult, TuneTask
+from flytune.tuner.account import Unaccounted
+from flytune.tuner.candidate import TuneTask
 from flytune.tuner.decision import Decision, decide, lone
 from flytune.tuner.ending import Ending
 from flytune.tuner.heat import Heat
@@ -34,7 +31,6 @@ from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import NAME, Quarantine, was_refused
 from flytune.tuner.recall import Recall
-from flytune.tuner.recorded_runner import RecordedRunner, only, untimed
 from flytune.tuner.shared_lists import Sharing
 from flytune.tuner.smart.cost_model import Observed
 from flytune.tuner.smart.earlier import earlier_builds, measured
@@ -67,7 +63,7 @@ def search(
     progress: Progress,
     upgrade: Upgrade | None = None,
     sharing: Sharing | None = None,
-    account: Account | None = None,
+    account: Unaccounted | None = None,
 ) -> Searched:
     """Return a decision for every task, in their order, and what the device can do.
 
@@ -103,16 +99,18 @@ def search(
     )
     if recall.unreadable:
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
-    account = account or Account(plan, options, Allowance(None, None, Meter()))
+    account = account or Unaccounted()
     heat = account.heat(recall.ceilings, older)
     account.listed(choices, waiting, journal)
     if waiting:
         waiting = heat.ordered(waiting)
         farm = start()
-        account.begin_tuning(waiting, farm.capacity(), progress)
-        ending = Ending(account.allowance, waiting, quarantine.refusals)
+        account.begin_tuning(waiting, farm, progress)
+        ending = Ending(
+            *(account.allowance, waiting, quarantine.refusals), in_turn=account.in_turn
+        )
         work = Work(farm, plan, options, progress, quarantine, ending.is_over)
-        time = functools.partial(ending.timed, work, plan.profile is None)
+        time = functools.partial(ending.timed, work)
         known = _known(waiting, upgrade)
         rest = functools.partial(_whole, time, known)
         if options.search == SMART and plan.profile is not None:
@@ -289,59 +287,3 @@ def _stands(decision: Decision, refused: Collection[str]) -> bool:
     timed.add(decision.winner.choice_hash)
     kept_out = {r.choice_hash for r in decision.records if was_refused(r.reason)}
     return timed.isdisjoint(refused) and kept_out <= set(refused)
-
-
-def compile_all(
-    plan: Plan,
-    tasks: Sequence[TuneTask],
-    options: BuildOptions,
-    start: StartFarm,
-    progress: Progress,
-) -> Mapping[str, BuildResult]:
-    """Build every candidate of every list, by choice hash, and time none.
-
-    Raises:
-        FlytuneError: Ray cannot be had.
-    """
-    device = device_of(plan).name
-    quarantine = Quarantine(options.work / NAME, device, options.exclude)
-    return Work(start(), plan, options, progress, quarantine).built(tasks)
-
-
-def decide_recorded(
-    plan: Plan,
-    tasks: Sequence[TuneTask],
-    options: BuildOptions,
-    times: Iterable[RecordedTime],
-    start: StartFarm,
-    progress: Progress,
-) -> tuple[tuple[Decision, ...], Mapping[str, BuildResult]]:
-    """Decide by recorded times; build what has one, and nothing else.
-
-    Returns:
-        The decisions, in the order of the tasks, and what was built.
-
-    Raises:
-        FlytuneError: no list has a time, one has no candidate that was built, or Ray
-            cannot be had.
-    """
-    runner = RecordedRunner(times)
-    timed = [runner.timed(task) for task in tasks]
-    if not any(timed):
-        raise FlytuneError(
-            f"no list of this build has a recorded time: {options.recorded}",
-            hint="compile its candidates alone with --compile-only",
-        )
-    wanted = [only(task, names) for task, names in zip(tasks, timed, strict=True)]
-    progress.say(
-        f"tune: {sum(map(bool, timed))} of {len(tasks)} lists have recorded times"
-    )
-    built = compile_all(plan, wanted, options, start, progress)
-    decisions = []
-    for task in tasks:
-        builds = [
-            built.get(c.choice_hash, untimed(c.choice_hash))
-            for c in task.offered.candidates
-        ]
-        decisions.append(decide(task, builds, runner.run(task, builds)))
-    return tuple(decisions), built

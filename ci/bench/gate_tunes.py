@@ -174,7 +174,7 @@ class _Workers:
     def __init__(self, farm: Farm, built: Mapping[str, BuildResult]) -> None:
         self._farm, self._built = farm, built
 
-    def build_all(self, candidates: Sequence[Any]) -> Iterator[BuildResult]:
+    def build_all(self, candidates: Sequence[Any], *_: Any) -> Iterator[BuildResult]:
         """Yield what was built before."""
         return (self._built[candidate.choice_hash] for candidate in candidates)
 

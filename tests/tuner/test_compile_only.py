@@ -16,7 +16,7 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.columns import Status
 from flytune.caches.device_profile import find_profile
 from flytune.caches.records import TuningRecord, read_records
-from flytune.tuner import build as stage
+from flytune.tuner import enumeration as stage
 from flytune.tuner.candidate import ATEN, TRITON, Candidate, Enumeration
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import make_plan
@@ -311,6 +311,6 @@ def test_only_the_very_device_is_asked_for_its_candidates(
     plan = make_plan(options)
     plan.work.mkdir()
     farm: Any = SimpleNamespace(warm=lambda: None)
-    stage._enumerate(plan, options, lambda: farm, Progress())
+    stage.enumerate_lists(plan, options, lambda: farm, Progress())
     real = live.startswith("same")
     assert asked == ([None, "3"] if real else [H200.to_json(), ""])

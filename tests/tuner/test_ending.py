@@ -46,9 +46,10 @@ def ended(
     work: Work, budget: str | None, tasks: Sequence[TuneTask], in_turn: bool
 ) -> list[TuneTask]:
     asked = None if budget is None else parse_budget(budget)
-    ending = Ending(Allowance(asked, None, Meter(work)), tasks, lambda _: {})
+    spent = Allowance(asked, None, Meter(work))
+    ending = Ending(spent, tasks, lambda _: {}, in_turn=in_turn)
     work.stop = ending.is_over
-    return [timed.task for timed in ending.timed(work, in_turn, tasks)]
+    return [timed.task for timed in ending.timed(work, tasks)]
 
 
 def test_without_a_budget_all_are_timed_at_once() -> None:

@@ -41,12 +41,12 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     models: dict[Path, FleetModel] = {}
     planned_by = fleet.build_fleet
 
-    def noted(some: tuple[FleetModel, ...], progress: Progress) -> Any:
+    def noted(some: tuple[FleetModel, ...], *rest: Any) -> Any:
         models.update({model.plan.work: model for model in some})
-        return planned_by(some, progress)
+        return planned_by(some, *rest)
 
     def tuned(prepared: Prepared, *rest: Any) -> Any:
-        model, sharing = models[prepared.plan.work], rest[-1]
+        model, sharing = models[prepared.plan.work], rest[3]
         model.progress.begin("tune")
         if failing.get(model.name) == "tune":
             raise FlytuneError("no candidate survived", hint="look")

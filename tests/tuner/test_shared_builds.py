@@ -25,7 +25,7 @@ class FakeFarm:
         self._failing = failing
 
     def build_all(
-        self, candidates: Sequence[Candidate]
+        self, candidates: Sequence[Candidate], *_: object
     ) -> Iterator[BuildResult | None]:
         for one in candidates:
             name = one.choice_hash
@@ -118,7 +118,7 @@ def test_lists_are_complete_with_the_results_of_others(
     seen: list[BuildResult | None] = []
 
     def timed_while_building(
-        tasks: object, built: object, building: Iterator[BuildResult | None], _: object
+        tasks: object, built: object, building: Iterator[BuildResult | None], *_: object
     ) -> Iterator[Any]:
         seen.extend(building)
         return iter(())

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.build import _enumerate
+from flytune.tuner.enumeration import enumerate_lists
 from flytune.tuner.journal import Journal
 from flytune.tuner.progress import Progress
 
@@ -31,7 +31,7 @@ def test_lists_that_others_could_have_written(tmp_path: Path, mode: int) -> None
     work.chmod(mode)
     plan = cast(Any, SimpleNamespace(program=None, work=work))
     with pytest.raises(FlytuneError, match=f"written by other users: {work}"):
-        _enumerate(plan, cast(Any, None), cast(Any, None), Progress())
+        enumerate_lists(plan, cast(Any, None), cast(Any, None), Progress())
     assert not trace.exists()
 
 
