@@ -17,6 +17,7 @@ from flytune.tuner.estimate import (
     Estimate,
     Spent,
     learned,
+    refined,
 )
 from flytune.tuner.heat import Heat, least_by_ceilings, least_by_profile
 from flytune.tuner.journal import Journal
@@ -77,11 +78,18 @@ class Unaccounted:
 class Account(Unaccounted):
     """One build's estimate, budget and spending."""
 
-    def __init__(self, plan: Plan, options: BuildOptions, allowance: Allowance) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        options: BuildOptions,
+        allowance: Allowance,
+        planned_s: float,
+    ) -> None:
         """Estimate what a build will take, by what others on the device took.
 
         Args:
             allowance: What may be spent, from the start that its meter counts from.
+            planned_s: What the plan has taken.
         """
         super().__init__()
         self._plan, self._options, self.allowance = plan, options, allowance
@@ -92,7 +100,8 @@ class Account(Unaccounted):
         self._key = f"{plan.model.name} {plan.policy.name} {options.bake}"
         self._estimator = learned(rates, past.spent, self._key)
         self._amounts = planned(plan, options, past, len(os.sched_getaffinity(0)))
-        self.first = self._estimate(self._amounts)
+        parts = self._estimator.parts(self._amounts)
+        self.first = self._estimate(self._amounts, {**parts, "plan": planned_s})
         """Before the start, of all lists."""
         limit_s = allowance.left_s() + allowance.meter.seconds
         self.expected = self.first.within(limit_s)
@@ -137,12 +146,10 @@ class Account(Unaccounted):
             self._compiled |= to_compile(task, store.has)
         if self._amounts.devices:
             self.allowance.meter.hold(self._amounts.devices)
-        parts = self._estimator.parts(self._amounts)
-        spent = dict(progress.parts())
         before = self._refined
-        self._refined = self._estimate(
-            self._amounts, {**parts, **{n: spent.get(n, 0.0) for n in STAGES[:2]}}
-        )
+        parts = self._estimator.parts(self._amounts)
+        now = refined(parts, before.parts, dict(progress.parts()))
+        self._refined = self._estimate(self._amounts, now)
         self.allowance.reserve_s += self._refined.after_tuning_s - before.after_tuning_s
         progress.say(now_line(self._refined))
         if line := short_line(self._refined, self.allowance):
@@ -206,15 +213,9 @@ class Account(Unaccounted):
         spent = Spent(self._key, self._amounts, stages, **times)
         self._journal.add_all([(SPENT, spent_row(spent))])
 
-    def _estimate(
-        self, amounts: Amounts, parts: Mapping[str, float] | None = None
-    ) -> Estimate:
-        return Estimate(
-            self._estimator.parts(amounts) if parts is None else parts,
-            amounts.devices,
-            self._options.gpu_hour_price,
-            self._estimator.source,
-        )
+    def _estimate(self, amounts: Amounts, parts: Mapping[str, float]) -> Estimate:
+        price = self._options.gpu_hour_price
+        return Estimate(parts, amounts.devices, price, self._estimator.source)
 
 
 def closed_row(

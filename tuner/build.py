@@ -72,7 +72,7 @@ def build(options: BuildOptions, progress: Progress) -> Built:
     prepared = prepare(options)
     plan = prepared.plan
     say_plan(plan, options, progress)
-    account = open_account(prepared, meter)
+    account = open_account(prepared, meter, progress.elapsed_s)
     account.say(progress)
     with Journal(plan.work / JOURNAL) as journal:
         with contextlib.ExitStack() as ray:
@@ -217,11 +217,12 @@ def _check_named(options: BuildOptions) -> None:
         check_address(options.ray)
 
 
-def open_account(prepared: Prepared, meter: Meter) -> Account:
+def open_account(prepared: Prepared, meter: Meter, planned_s: float) -> Account:
     """Return a build's account, which knows what the build is expected to take.
 
     Args:
         meter: Counts from the start of the command.
+        planned_s: What the plan has taken.
 
     Raises:
         FlytuneError: the budget is of what the build does not take.
@@ -229,7 +230,7 @@ def open_account(prepared: Prepared, meter: Meter) -> Account:
     options, plan = prepared.options, prepared.plan
     given = (options.budget, options.gpu_hour_price)
     check_budget(*given, accelerator=plan.profile is not None)
-    account = Account(plan, options, Allowance(*given, meter))
+    account = Account(plan, options, Allowance(*given, meter), planned_s)
     account.allowance.reserve_s = account.first.after_tuning_s
     return account
 

@@ -18,6 +18,8 @@ _WHOLE = 4.5
 """Times the layers one by one, that a model takes as one graph: `first_token`."""
 _FROZEN = 2.0
 """Times an unfrozen one, that a frozen bake takes, which packs its weights."""
+_TELLING_S = 5.0
+"""Of listing a program: less says nothing of a host."""
 _LAST = 5
 """Builds that a factor is the median of."""
 
@@ -271,6 +273,31 @@ class Estimate:
         tune = min(most_s, self.parts.get("tune", 0.0))
         parts = {**self.parts, "tune": tune}
         return Estimate(parts, self.devices, self.price, self.source)
+
+
+def refined(
+    parts: Mapping[str, float],
+    before: Mapping[str, float],
+    spent: Mapping[str, float],
+) -> dict[str, float]:
+    """Return what stages take, as far as is known when the lists are there.
+
+    What follows compiles the program as listing it has: where that took longer than was
+    expected the host is slower, or busier, and will be.
+
+    Args:
+        parts: Of what is to do, as its amounts say.
+        before: As it was expected.
+        spent: What stages have taken.
+    """
+    took, expected = (some.get("enumerate", 0.0) for some in (spent, before))
+    known = expected >= _TELLING_S and took >= _TELLING_S
+    pace = took / expected if known else 1.0
+    return {
+        **{name: spent.get(name, 0.0) for name in ("plan", "enumerate")},
+        "tune": parts["tune"],
+        **{name: pace * parts[name] for name in ("bake", "verify")},
+    }
 
 
 def together(estimates: Iterable[Estimate]) -> Estimate:

@@ -77,7 +77,8 @@ def build_fleet(
     left = [outcome for outcome in outcomes if outcome.result != KEPT]
     purse = FleetPurse(meter or Meter())
     for outcome in left:
-        outcome.account = purse.open(outcome.model.prepared)
+        model = outcome.model
+        outcome.account = purse.open(model.prepared, model.progress.elapsed_s)
     purse.say(progress)
     with contextlib.ExitStack() as journals:
         with _Farms() as farms:

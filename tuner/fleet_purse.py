@@ -26,13 +26,16 @@ class FleetPurse:
         self._waiting: list[Account] = []
         """Those that are not tuned yet."""
 
-    def open(self, prepared: Prepared) -> Account:
+    def open(self, prepared: Prepared, planned_s: float) -> Account:
         """Return the account of one model.
+
+        Args:
+            planned_s: What its plan has taken.
 
         Raises:
             FlytuneError: as `open_account`.
         """
-        account = open_account(prepared, self._meter)
+        account = open_account(prepared, self._meter, planned_s)
         self._accounts.append(account)
         self._waiting.append(account)
         return account

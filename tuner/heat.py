@@ -44,7 +44,8 @@ def least_by_ceilings(ceilings: Mapping[str, Any], otherwise: Least) -> Least:
         rate, moved = rates.get(type_of(shape)), moved_bytes(shape)
         if not copy or not rate or moved is None:
             return otherwise(shape)
-        return max(operations(shape) / rate / 1e6, moved / copy / 1e3)
+        computing, reading = operations(shape) / rate / 1e6, moved / copy / 1e3
+        return float(max(computing, reading))
 
     return least_us
 

@@ -17,6 +17,7 @@ from flytune.tuner.estimate import (
     Estimator,
     Spent,
     learned,
+    refined,
     together,
     tune_s,
 )
@@ -162,3 +163,16 @@ def test_journals_of_the_device_tell_what_builds_took(tmp_path: Path) -> None:
     assert past.listed["lists"] == {"own": [1, 2]}
     assert past.decided == {"own"}
     assert not read_past(tmp_path / "none", tmp_path / "none" / "own", "a").spent
+
+
+def test_a_host_that_lists_slowly_bakes_slowly() -> None:
+    parts = Estimator(CPU).parts(SOME)
+    took = {"plan": 5.0, "enumerate": 2 * parts["enumerate"]}
+    now = refined(parts, parts, took)
+    assert now["bake"] == 2 * parts["bake"]
+    assert (now["plan"], now["tune"]) == (5.0, parts["tune"])
+    # What was listed before, or soon, tells nothing.
+    for expected, seconds in ((0.0, 0.1), (parts["enumerate"], 0.1), (0.0, 60.0)):
+        before = {**parts, "enumerate": expected}
+        same = refined(parts, before, {"enumerate": seconds})
+        assert same["bake"] == parts["bake"]

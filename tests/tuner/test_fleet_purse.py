@@ -25,7 +25,7 @@ def test_all_models_have_one_budget(
     meter = Meter(lambda: now)
     models = planned(tmp_path, LLAMA, QWEN2, budget=parse_budget("10m"))
     purse = FleetPurse(meter)
-    first, second = (purse.open(model.prepared) for model in models)
+    first, second = (purse.open(model.prepared, 1.0) for model in models)
     purse.say(Progress())
     kept_s = first.first.after_tuning_s + second.first.after_tuning_s
     said = capsys.readouterr().err
@@ -48,7 +48,7 @@ def test_a_budget_that_is_short_says_so_before_the_start(
 ) -> None:
     purse = FleetPurse(Meter(lambda: 0.0))
     for model in planned(tmp_path, LLAMA, budget=parse_budget("60s")):
-        account = purse.open(model.prepared)
+        account = purse.open(model.prepared, 1.0)
     purse.say(Progress())
     said = capsys.readouterr().err
     assert "budget: 60s leaves about 0 s to tune, and all lists take" in said

@@ -332,9 +332,11 @@ def test_the_hottest_list_is_the_first_of_each_wave(tmp_path: Path) -> None:
         return float(task.shape.n)
 
     (tmp_path / "plain").mkdir()
-    decisions(tasks, device.time, tmp_path, heat=heat)
+    some = {"stop": lambda: len(device.asked) >= 4}
+    decisions(tasks, device.time, tmp_path, heat=heat, **some)
     plain = Device()
-    decisions(tasks, plain.time, tmp_path / "plain")
+    once = {"stop": lambda: len(plain.asked) >= 2}
+    decisions(tasks, plain.time, tmp_path / "plain", **once)
     assert device.asked[:2] == plain.asked[1::-1]
     # Before anything is timed there is no time, and afterwards the best one.
     assert times[:2] == [None, None]
