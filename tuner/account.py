@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flytune.caches.records import TuningRecord
@@ -141,7 +142,8 @@ class Account(Unaccounted):
     ) -> None:
         store = BuiltKernels(self._plan.work / "built")
         given = (self._plan, self._options, waiting, store.has, farm.capacity())
-        self._amounts = counted(*given)
+        listed = self._amounts.enumerated
+        self._amounts = replace(counted(*given), enumerated=listed)
         for task in waiting:
             self._compiled |= to_compile(task, store.has)
         if self._amounts.devices:
@@ -170,13 +172,11 @@ class Account(Unaccounted):
         names = (candidate.choice_hash for candidate in self._compiled.values())
         compiled = [seconds[name] for name in names if seconds.get(name)]
         self._compile_s = sum(compiled)
-        self._amounts = Amounts.from_row(
-            {
-                **self._amounts.to_row(),
-                "lists": len(timed),
-                "compiled": len(compiled),
-                "timed": sum(r.median_us is not None for d in timed for r in d.records),
-            }
+        self._amounts = replace(
+            self._amounts,
+            lists=len(timed),
+            compiled=len(compiled),
+            timed=sum(r.median_us is not None for d in timed for r in d.records),
         )
         budget = self.allowance.budget
         left = [d.task for d in decisions if is_cut(d)]

@@ -1,10 +1,12 @@
 """How much a build has to do: guessed from its plan, or counted in its lists."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import ATEN, Candidate, TuneTask
+from flytune.tuner.enumeration import LISTS
 from flytune.tuner.estimate import Amounts
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.past import Past
@@ -45,9 +47,7 @@ def _left(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amounts:
     left = [sizes for name, sizes in lists.items() if name not in past.decided]
     compiled = sum(_tried(compiled, options) for compiled, _ in left)
     timed = sum(_tried(length, options) for _, length in left)
-    return _amounts(
-        plan, options, slots, len(left), compiled, timed, enumerated=plan.work.exists()
-    )
+    return _amounts(plan, options, slots, len(left), compiled, timed)
 
 
 def counted(
@@ -71,8 +71,8 @@ def counted(
         compiled += _tried(len(some), options)
         timed += _tried(len(task.offered.candidates), options)
     slots, devices = capacity
-    found = _amounts(plan, options, slots, len(tasks), compiled, timed, enumerated=True)
-    return found if plan.profile is None else _with_devices(found, devices)
+    found = _amounts(plan, options, slots, len(tasks), compiled, timed)
+    return found if plan.profile is None else replace(found, devices=max(1, devices))
 
 
 def to_compile(
@@ -99,10 +99,6 @@ def listed_row(choices: Iterable[TuneTask]) -> dict[str, Any]:
     }
 
 
-def _with_devices(amounts: Amounts, devices: int) -> Amounts:
-    return Amounts.from_row({**amounts.to_row(), "devices": max(1, devices)})
-
-
 def _amounts(
     plan: Plan,
     options: BuildOptions,
@@ -110,8 +106,6 @@ def _amounts(
     lists: int,
     compiled: int,
     timed: int,
-    *,
-    enumerated: bool = False,
 ) -> Amounts:
     return Amounts(
         tokens=max(1, len(plan.policy.tokens)),
@@ -120,7 +114,7 @@ def _amounts(
         timed=timed,
         slots=slots,
         devices=0 if plan.profile is None else 1,
-        enumerated=enumerated,
+        enumerated=(plan.work / LISTS).exists(),
         baked=plan.program is not None,
         whole=options.bake == "model",
         frozen=plan.policy.frozen,

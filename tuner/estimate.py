@@ -6,8 +6,8 @@ a factor to those that come with flytune.
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flytune.tuner.budget import HOUR_S
 
@@ -98,19 +98,6 @@ class Amounts:
     whole: bool = False
     """Whether one graph holds the whole model."""
     frozen: bool = False
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Read a journal's form.
-
-        Raises:
-            TypeError: it has other fields.
-        """
-        return cls(**row)
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the journal's form."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

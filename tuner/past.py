@@ -82,9 +82,7 @@ def _library(entry: Mapping[str, Any]) -> Iterator[TuningRecord]:
 def _spent(entry: Mapping[str, Any]) -> Spent:
     numbers = {name: float(entry[name]) for name in ("compile_s", "device_s")}
     stages = {str(name): float(seconds) for name, seconds in entry["stages"].items()}
-    return Spent(
-        str(entry["key"]), Amounts.from_row(entry["amounts"]), stages, **numbers
-    )
+    return Spent(str(entry["key"]), Amounts(**entry["amounts"]), stages, **numbers)
 
 
 def spent_row(one: Spent) -> dict[str, Any]:
