@@ -8,6 +8,7 @@ from typing import Any
 from flytune.caches.records import TuningRecord
 from flytune.tuner.amounts import counted, listed_row, planned, to_compile
 from flytune.tuner.budget import HOUR_S, Allowance, Meter
+from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import Candidate, TuneTask
 from flytune.tuner.decision import Decision
 from flytune.tuner.estimate import (
@@ -26,7 +27,6 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.past import LISTED, SPENT, read_past, spent_row
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
-from flytune.tuner.recall import BuiltKernels
 from flytune.tuner.spent_words import (
     estimate_line,
     now_line,

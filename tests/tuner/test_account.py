@@ -185,7 +185,7 @@ def test_what_it_took_is_there_for_the_next(
 def test_candidates_that_are_compiled_need_no_time(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flytune.tuner.recall import BuiltKernels
+    from flytune.tuner.built_kernels import BuiltKernels
 
     store = BuiltKernels(tmp_path / "own" / "built")
     for n in range(1, 7):
