@@ -27,6 +27,7 @@ _CORE_OPERATIONS_US = 5e4
 _CORE_BYTES_US = 1e4
 _FACTOR = 1.5
 """Of the roofline, that a library's call takes where no time is known."""
+_LEAST_US = 0.1
 _FLOOR_US = 2.0
 """Of a launch, or of a call into the library."""
 
@@ -84,16 +85,19 @@ class Heat:
             least: The device's roofline.
             timed: What other builds, or this one before, have timed on it.
         """
-        self._least = least
         by_problem: dict[object, list[float]] = {}
         factors = []
         for record in timed:
             if record.backend == ATEN and record.median_us is not None:
                 shape = TunedList((record,)).shape
                 by_problem.setdefault(_problem(shape), []).append(record.median_us)
-                factors.append(record.median_us / max(least(shape), _FLOOR_US / 10))
+                factors.append(record.median_us / max(least(shape), _LEAST_US))
         self._us = {key: statistics.median(some) for key, some in by_problem.items()}
         self._factor = statistics.median(factors) if factors else _FACTOR
+        # What took less than its roofline shows that the device's is lower.
+        scale = min(1.0, *factors) if factors else 1.0
+        self._least: Least = lambda shape: scale * least(shape)
+        self._factor /= scale
 
     def us(self, shape: GemmShape) -> float:
         """Return what a call is expected to take before it is tuned."""
@@ -119,7 +123,7 @@ class Heat:
 
     def ordered(self, tasks: Iterable[TuneTask]) -> list[TuneTask]:
         """Return lists, the hottest first; of equal ones in their order."""
-        return sorted(tasks, key=lambda task: -self.of(task))
+        return sorted(tasks, key=lambda task: (-self.of(task), -self.pass_us(task)))
 
     def share(self, some: Sequence[TuneTask], every: Sequence[TuneTask]) -> float:
         """Return the part of the time of forward passes that some lists take."""

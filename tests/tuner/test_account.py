@@ -59,7 +59,12 @@ def work_on(clock: Hand, asked: list[int]) -> Callable[..., Any]:
                 names = [c.choice_hash for c in one.offered.candidates]
                 built = tuple(BuildResult(n, Status.OK, compile_s=4.0) for n in names)
                 runs = (
-                    RunResult(n, Status.OK, samples_us=(5.0,) * 9, batch_s=1.5)
+                    RunResult(
+                        n,
+                        Status.OK,
+                        samples_us=(40.0 * one.shape.count,) * 9,
+                        batch_s=1.5,
+                    )
                     for n in names
                 )
                 yield Timed(one, built, tuple(runs))

@@ -63,3 +63,19 @@ def test_what_is_timed_counts_as_it_was() -> None:
     assert Heat(least, [slow, good]).ordered([far, near]) == [near, far]
     # What this build itself has timed is nearer to the truth than both.
     assert heat.of(near, least(near.shape)) == 0
+
+
+def test_a_roofline_that_was_beaten_is_lower() -> None:
+    near, far = one(m=16), one(m=512)
+    least = least_by_profile(None, threads=2)
+    records = [
+        replace(
+            untimed_record(task, task.offered.candidates[0]),
+            median_us=factor * least(task.shape),
+        )
+        for task, factor in ((near, 0.5), (far, 0.25))
+    ]
+    heat = Heat(least, records)
+    assert heat.of(near) == pytest.approx(0.25 * least(near.shape))
+    assert heat.of(far) == 0
+    assert heat.ordered([far, near]) == [near, far]
