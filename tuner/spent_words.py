@@ -51,9 +51,15 @@ def short_line(estimate: Estimate, allowance: Allowance) -> str:
     left_s = allowance.left_s() - estimate.after_tuning_s - max(0.0, before)
     if budget is None or left_s >= tune_s:
         return ""
+    if left_s <= 0:
+        rest_s = estimate.seconds - tune_s
+        return (
+            f"budget: {budget.text} is less than a build takes that tunes nothing, about "
+            f"{seconds_text(rest_s)}: no list is timed that has a library's kernel"
+        )
     return (
-        f"budget: {budget.text} leaves about {seconds_text(max(0.0, left_s))} to tune, "
-        f"and all lists take {seconds_text(tune_s)}: the hottest come first"
+        f"budget: {budget.text} leaves about {seconds_text(left_s)} to tune, and all "
+        f"lists take {seconds_text(tune_s)}: the hottest come first"
     )
 
 

@@ -51,7 +51,7 @@ def test_a_budget_that_is_short_says_so_before_the_start(
         account = purse.open(model.prepared, 1.0)
     purse.say(Progress())
     said = capsys.readouterr().err
-    assert "budget: 60s leaves about 0 s to tune, and all lists take" in said
+    assert "budget: 60s is less than a build takes that tunes nothing, about " in said
     assert account.expected.parts["tune"] == 0
     assert account.expected.seconds == pytest.approx(
         account.first.seconds - account.first.parts["tune"]
