@@ -101,6 +101,8 @@ class Account(Unaccounted):
         self._key = f"{plan.model.name} {plan.policy.name} {options.bake}"
         self._estimator = learned(rates, past.spent, self._key)
         self._amounts = planned(plan, options, past, len(os.sched_getaffinity(0)))
+        if self._amounts.devices:
+            allowance.meter.hold(self._amounts.devices)
         parts = self._estimator.parts(self._amounts)
         self.first = self._estimate(self._amounts, {**parts, "plan": planned_s})
         """Before the start, of all lists."""
@@ -237,6 +239,7 @@ def closed_row(
         "cost": _rounded(expected.cost),
         "by": expected.source,
         "took_s": round(took_s, 1),
+        "ratio": round(expected.seconds / took_s, 3) if took_s else None,
         "took_gpu_hours": round(hours, 4),
         "took_cost": _rounded(price * hours if price and hours else None),
     }

@@ -1,7 +1,9 @@
 """How much a build has to do: guessed from its plan, or counted in its lists."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flytune.shapes.gemm import GemmShape
@@ -17,6 +19,7 @@ from flytune.tuner.smart.list_search import LEAST, SHARE, SHORT
 _DEFAULT = 20
 """Candidates of a default list on an H200, as in ci/bench/results/throughput."""
 _EXHAUSTIVE = ((16, 251), (32, 551), (64, 876))
+_DRIVER = Path("/proc/driver/nvidia/gpus")
 _LONGEST = 1401
 """Those of its exhaustive lists, by the most rows: smart/h200.parquet."""
 
@@ -113,12 +116,23 @@ def _amounts(
         compiled=compiled,
         timed=timed,
         slots=slots,
-        devices=0 if plan.profile is None else 1,
+        devices=0 if plan.profile is None else _devices_here(),
         enumerated=(plan.work / LISTS).exists(),
         baked=plan.program is not None,
         whole=options.bake == "model",
         frozen=plan.policy.frozen,
     )
+
+
+def _devices_here() -> int:
+    """Return how many GPUs this host seems to have, 1 at least; a cluster has others.
+
+    Source: Linux's list of NVIDIA's driver, and the variable by which CUDA hides some.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([name for name in visible.split(",") if name.strip()]))
+    return max(1, len(list(_DRIVER.glob("*"))))
 
 
 def _has_choice(shape: GemmShape, plan: Plan) -> bool:

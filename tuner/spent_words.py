@@ -95,13 +95,4 @@ def took_text(row: Mapping[str, Any]) -> str:
     if row["took_gpu_hours"]:
         words += f", {_hours(row['took_gpu_hours'])}{_price(row['took_cost'])}"
     expected = f"{seconds_text(seconds)}{_price(row['cost'])}"
-    return f"{words}; estimated {expected}: {ratio_of(row):.2f} of what it took"
-
-
-def ratio_of(row: Mapping[str, Any]) -> float:
-    """Return the estimate over the truth.
-
-    Args:
-        row: The provenance's `estimate`.
-    """
-    return float(row["seconds"]) / float(row["took_s"])
+    return f"{words}; estimated {expected}: {row['ratio']:.2f} of what it took"

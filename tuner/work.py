@@ -87,16 +87,16 @@ class Work:
     def _one_after_other(self, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         """Build all, and then time: on a CPU both would take the same cores."""
         built = self.built(tasks)
+        tasks = [task for task in tasks if built.keys() >= _names(task)]
+        if not tasks:
+            return
         (runner,) = self._devices(self._options.threads)
         runner.start()
         if warning := until_quiet(self._options.threads):
             self._progress.say(warning)
         with self._progress.stage("time", len(tasks)) as stage:
             for task in tasks:
-                names = [c.choice_hash for c in task.offered.candidates]
-                if not built.keys() >= set(names):
-                    continue
-                builds = tuple(built[name] for name in names)
+                builds = tuple(built[c.choice_hash] for c in task.offered.candidates)
                 results = runner.run(task, builds, self._options.timing)
                 yield Timed(task, builds, results)
                 stage.advance(str(task.shape))
@@ -187,3 +187,7 @@ class Work:
             else:
                 groups.setdefault(one.build_key or name, []).append(one)
         return built, list(groups.values())
+
+
+def _names(task: TuneTask) -> set[str]:
+    return {candidate.choice_hash for candidate in task.offered.candidates}
