@@ -54,8 +54,9 @@ def short_line(estimate: Estimate, allowance: Allowance) -> str:
     if left_s <= 0:
         rest_s = estimate.seconds - tune_s
         return (
-            f"budget: {budget.text} is less than a build takes that tunes nothing, about "
-            f"{seconds_text(rest_s)}: no list is timed that has a library's kernel"
+            f"budget: {budget.text} is less than a build takes that tunes nothing, "
+            f"about {seconds_text(rest_s)}: no list is timed that has a library's "
+            "kernel"
         )
     return (
         f"budget: {budget.text} leaves about {seconds_text(left_s)} to tune, and all "
