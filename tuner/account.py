@@ -181,16 +181,16 @@ class Account(Unaccounted):
             timed=sum(r.median_us is not None for d in timed for r in d.records),
         )
         budget = self.allowance.budget
-        left = [d.task for d in decisions if is_cut(d)]
         if budget is None:
             return
-        every = [d.task for d in decisions]
+        pass_us = [heat.pass_us(d.task, d.winner.median_us) for d in decisions]
+        left_us = sum(us for us, d in zip(pass_us, decisions, strict=True) if is_cut(d))
         self._budget_row = {
             "asked": budget.text,
             "lists": sum(d.was_choice for d in decisions),
             "unreached": sum(is_cut(d) and not d.was_timed for d in decisions),
             "cut": sum(is_cut(d) and d.was_timed for d in decisions),
-            "share": round(heat.share(left, every), 4),
+            "share": round(left_us / sum(pass_us), 4),
         }
         if line := unreached_line(self._budget_row):
             progress.say(line)

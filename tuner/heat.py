@@ -6,7 +6,7 @@ as those that were.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flytune.caches.columns import Status
@@ -124,11 +124,6 @@ class Heat:
     def ordered(self, tasks: Iterable[TuneTask]) -> list[TuneTask]:
         """Return lists, the hottest first; of equal ones in their order."""
         return sorted(tasks, key=lambda task: (-self.of(task), -self.pass_us(task)))
-
-    def share(self, some: Sequence[TuneTask], every: Sequence[TuneTask]) -> float:
-        """Return the part of the time of forward passes that some lists take."""
-        whole = sum(map(self.pass_us, every))
-        return sum(map(self.pass_us, some)) / whole if whole else 0.0
 
 
 def _problem(shape: GemmShape) -> tuple[object, ...]:

@@ -44,8 +44,8 @@ def test_calls_and_time_and_what_could_be_won_make_it_hot() -> None:
     heat = Heat(least_by_profile(None, threads=2))
     small, large, often = one(), one(n=16384), one(count=80)
     assert heat.ordered([small, large, often]) == [often, large, small]
-    assert heat.share([often], [small, large, often]) > 0.9
-    assert heat.share([], []) == 0
+    assert heat.pass_us(often) == pytest.approx(80 * heat.pass_us(small))
+    assert heat.pass_us(often, 3.0) == 240.0
 
 
 def test_what_is_timed_counts_as_it_was() -> None:
