@@ -190,7 +190,7 @@ class Account(Unaccounted):
             "lists": sum(d.was_choice for d in decisions),
             "unreached": sum(is_cut(d) and not d.was_timed for d in decisions),
             "cut": sum(is_cut(d) and d.was_timed for d in decisions),
-            "share": round(left_us / sum(pass_us), 4),
+            "share": round(left_us / (sum(pass_us) or 1.0), 4),
         }
         if line := unreached_line(self._budget_row):
             progress.say(line)
