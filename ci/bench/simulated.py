@@ -167,6 +167,12 @@ class SimulatedDevices:
         self._begin()
         self._clock.driver_goes_on()
 
+    def drop(self) -> int:
+        """Forget what no device has begun; return how many lists that were."""
+        dropped = len(self._queue)
+        self._queue.clear()
+        return dropped
+
     def done(self, *, wait: bool = False) -> Iterable[Timed]:
         """Return what is timed by now; where nothing is, wait for the next moment."""
         self._clock.driver_stops()

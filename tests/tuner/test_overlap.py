@@ -281,3 +281,25 @@ def test_an_error_of_the_builders_is_theirs() -> None:
 
     with pytest.raises(FlytuneError, match="the disk is full"):
         outcomes([list_of("b")], built("library"), building(), [timed])
+
+
+def test_once_it_is_stopped_what_is_under_way_ends_and_nothing_else_begins() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(task: TuneTask, builds: Sequence[BuildResult]) -> tuple[RunResult, ...]:
+        begun.set()
+        assert goes_on.wait(LIMIT_S)
+        return timed(task, builds)
+
+    def stopped() -> bool:
+        assert begun.wait(LIMIT_S)
+        goes_on.set()
+        return True
+
+    pool = DevicePool([slow])
+    known = built("library", *"abcd")
+    tasks = [list_of(name) for name in "abcd"]
+    # Whatever the device takes before it is asked, it takes no more after.
+    (first, *more) = timed_while_building(tasks, known, [], pool, stopped)
+    assert first.task.modules == ("of a",)
+    assert len(more) <= 1
