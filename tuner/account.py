@@ -62,11 +62,16 @@ class Unaccounted:
         choices: Sequence[TuneTask],
         waiting: Iterable[TuneTask],
         journal: Journal,
+        heat: Heat,
     ) -> None:
         """Note the lists of the build, and those of them that are to be timed."""
 
     def begin_tuning(
-        self, waiting: Sequence[TuneTask], farm: Farm, progress: Progress
+        self,
+        waiting: Sequence[TuneTask],
+        farm: Farm,
+        heat: Heat,
+        progress: Progress,
     ) -> None:
         """Count what is to do, and say what the build is expected to take now."""
 
@@ -100,7 +105,8 @@ class Account(Unaccounted):
         rates = CPU if plan.profile is None else H200
         self._key = f"{plan.model.name} {plan.policy.name} {options.bake}"
         self._estimator = learned(rates, past.spent, self._key)
-        self._amounts = planned(plan, options, past, len(os.sched_getaffinity(0)))
+        slots = len(os.sched_getaffinity(0))
+        self._amounts = planned(plan, options, past, slots, self.heat({}, ()))
         if self._amounts.devices:
             allowance.meter.hold(self._amounts.devices)
         parts = self._estimator.parts(self._amounts)
@@ -132,18 +138,22 @@ class Account(Unaccounted):
         choices: Sequence[TuneTask],
         waiting: Iterable[TuneTask],
         journal: Journal,
+        heat: Heat,
     ) -> None:
         self._journal = journal
         self._waiting = frozenset(task.offered.key for task in waiting)
-        row = listed_row(choices)
-        if all(known.get("lists") != row["lists"] for known in journal.entries(LISTED)):
-            journal.add_all([(LISTED, row)])
+        if not journal.entries(LISTED):
+            journal.add_all([(LISTED, listed_row(choices, heat))])
 
     def begin_tuning(
-        self, waiting: Sequence[TuneTask], farm: Farm, progress: Progress
+        self,
+        waiting: Sequence[TuneTask],
+        farm: Farm,
+        heat: Heat,
+        progress: Progress,
     ) -> None:
         store = BuiltKernels(self._plan.work / "built")
-        given = (self._plan, self._options, waiting, store.has, farm.capacity())
+        given = (self._plan, self._options, waiting, store.has, farm.capacity(), heat)
         listed = self._amounts.enumerated
         self._amounts = replace(counted(*given), enumerated=listed)
         for task in waiting:
@@ -179,6 +189,7 @@ class Account(Unaccounted):
             lists=len(timed),
             compiled=len(compiled),
             timed=sum(r.median_us is not None for d in timed for r in d.records),
+            call_s=sum(r.median_us or 0.0 for d in timed for r in d.records) / 1e6,
         )
         budget = self.allowance.budget
         if budget is None:

@@ -1,7 +1,7 @@
 """How much a build has to do: guessed from its plan, or counted in its lists."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from flytune.shapes.gemm import GemmShape
 from flytune.tuner.candidate import ATEN, Candidate, TuneTask
 from flytune.tuner.enumeration import LISTS
 from flytune.tuner.estimate import Amounts
+from flytune.tuner.heat import Heat
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.past import Past
 from flytune.tuner.plan import Plan
@@ -24,7 +25,9 @@ _LONGEST = 1401
 """Those of its exhaustive lists, by the most rows: smart/h200.parquet."""
 
 
-def planned(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amounts:
+def planned(
+    plan: Plan, options: BuildOptions, past: Past, slots: int, heat: Heat
+) -> Amounts:
     """Return what a build has to do, before it has listed anything.
 
     Where it was begun before its journal says what is left; else each planned GEMM is
@@ -32,25 +35,30 @@ def planned(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amount
 
     Args:
         slots: Compilations at once.
+        heat: Says what a call is expected to take.
     """
     if past.listed:
         return _left(plan, options, past, slots)
-    rows = {
-        (*s.problem, s.a_dtype, s.b_dtype): s.m
+    shapes = {
+        (*s.problem, s.a_dtype, s.b_dtype): s
         for s in plan.shapes
         if _has_choice(s, plan)
     }
-    lengths = [_length(m, plan, options) for m in rows.values()]
-    tried = [_tried(length, options) for length in lengths]
-    return _amounts(plan, options, slots, len(rows), sum(tried) - len(rows), sum(tried))
+    tried = {
+        shape: _tried(_length(shape.m, plan, options), options)
+        for shape in shapes.values()
+    }
+    number, lists = sum(tried.values()), len(tried)
+    call_s = sum(some * heat.us(shape) for shape, some in tried.items()) / 1e6
+    return _amounts(plan, options, slots, lists, number - lists, number, call_s)
 
 
 def _left(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amounts:
-    lists: Mapping[str, Any] = past.listed["lists"]
-    left = [sizes for name, sizes in lists.items() if name not in past.decided]
-    compiled = sum(_tried(compiled, options) for compiled, _ in left)
-    timed = sum(_tried(length, options) for _, length in left)
-    return _amounts(plan, options, slots, len(left), compiled, timed)
+    left = [some for name, some in past.listed.items() if name not in past.decided]
+    compiled = sum(_tried(compiled, options) for compiled, _, _ in left)
+    timed = sum(_tried(length, options) for _, length, _ in left)
+    call_s = sum(_tried(length, options) * us for _, length, us in left) / 1e6
+    return _amounts(plan, options, slots, len(left), compiled, timed, call_s)
 
 
 def counted(
@@ -59,6 +67,7 @@ def counted(
     waiting: Iterable[TuneTask],
     is_built: Callable[[Candidate], bool],
     capacity: tuple[int, int],
+    heat: Heat,
 ) -> Amounts:
     """Return what is left to do of a build that has its lists.
 
@@ -66,15 +75,17 @@ def counted(
         waiting: The lists that are to be timed.
         is_built: Whether a candidate needs no compiling.
         capacity: Compilations at once, and GPUs.
+        heat: Says what a call is expected to take.
     """
     tasks = list(waiting)
-    compiled = timed = 0
+    compiled, timed, call_s = 0, 0, 0.0
     for task in tasks:
-        some = to_compile(task, is_built)
-        compiled += _tried(len(some), options)
-        timed += _tried(len(task.offered.candidates), options)
+        compiled += _tried(len(to_compile(task, is_built)), options)
+        tried = _tried(len(task.offered.candidates), options)
+        timed += tried
+        call_s += tried * heat.us(task.shape) / 1e6
     slots, devices = capacity
-    found = _amounts(plan, options, slots, len(tasks), compiled, timed)
+    found = _amounts(plan, options, slots, len(tasks), compiled, timed, call_s)
     return found if plan.profile is None else replace(found, devices=max(1, devices))
 
 
@@ -89,13 +100,17 @@ def to_compile(
     }
 
 
-def listed_row(choices: Iterable[TuneTask]) -> dict[str, Any]:
-    """Return the journal's entry of what a build has listed."""
+def listed_row(choices: Iterable[TuneTask], heat: Heat) -> dict[str, Any]:
+    """Return the journal's entry of what a build has listed.
+
+    By list what there is to compile, candidates, and microseconds of a call.
+    """
     return {
         "lists": {
             list_id(task): [
                 len(to_compile(task, lambda _: False)),
                 len(task.offered.candidates),
+                round(heat.us(task.shape), 3),
             ]
             for task in choices
         }
@@ -109,12 +124,14 @@ def _amounts(
     lists: int,
     compiled: int,
     timed: int,
+    call_s: float,
 ) -> Amounts:
     return Amounts(
         tokens=max(1, len(plan.policy.tokens)),
         lists=lists,
         compiled=compiled,
         timed=timed,
+        call_s=call_s,
         slots=slots,
         devices=0 if plan.profile is None else _devices_here(),
         enumerated=(plan.work / LISTS).exists(),

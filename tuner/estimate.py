@@ -52,6 +52,9 @@ class Rates:
     """Of one core, for one candidate."""
     list: Line
     """Of the device, to check and time one list, by its candidates."""
+    calls: int = 0
+    """Of each candidate, that take their own time besides: on accelerators a sample is
+    of so many launches that it takes the same of all."""
 
 
 H200 = Rates(
@@ -73,6 +76,7 @@ CPU = Rates(
     start_s=7.0,
     compile_s=6.0,
     list=Line(0.3, 0.0),
+    calls=40,
 )
 
 
@@ -88,6 +92,8 @@ class Amounts:
     """Candidates to be compiled."""
     timed: int
     """Candidates to be timed."""
+    call_s: float = 0.0
+    """What one call of each of those takes, together."""
     slots: int = 1
     """Compilations at once."""
     devices: int = 0
@@ -162,8 +168,7 @@ class Estimator:
     def _by_rates(self, amounts: Amounts) -> dict[str, float]:
         rates, tokens = self.rates, amounts.tokens
         compile_s = self._factor(COMPILE) * rates.compile_s * amounts.compiled
-        device_s = rates.list.fixed_s * amounts.lists
-        device_s = self._factor(TIME) * (device_s + rates.list.each_s * amounts.timed)
+        device_s = self._factor(TIME) * _device_s(rates, amounts)
         factor = (_WHOLE if amounts.whole else 1) * (_FROZEN if amounts.frozen else 1)
         baked = factor if amounts.baked else 0.0
         return {
@@ -203,13 +208,19 @@ def _factor_of(rates: Rates, one: Spent, name: str) -> float | None:
     if name == COMPILE:
         return _over(one.compile_s, rates.compile_s * amounts.compiled)
     if name == TIME:
-        by_rate = rates.list.fixed_s * amounts.lists
-        return _over(one.device_s, by_rate + rates.list.each_s * amounts.timed)
+        return _over(one.device_s, _device_s(rates, amounts))
     took = one.stages.get(name, 0.0)
     if name == "tune":
         known = tune_s(amounts, rates.start_s, one.compile_s, one.device_s)
         return _over(took, known)
     return _over(took, Estimator(rates).parts(amounts)[name])
+
+
+def _device_s(rates: Rates, amounts: Amounts) -> float:
+    """Return what rates say of all lists on the device."""
+    fixed_s, each_s = rates.list
+    calling_s = rates.calls * amounts.call_s
+    return fixed_s * amounts.lists + each_s * amounts.timed + calling_s
 
 
 def _over(took: float, expected: float) -> float | None:

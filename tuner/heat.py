@@ -22,9 +22,10 @@ from flytune.tuner.smart.limits import Limits
 Least = Callable[[GemmShape], float]
 """Returns the microseconds that a device takes for a GEMM at least, about."""
 
-# A core's, where nothing was measured: the order of what recent ones reach.
-_CORE_OPERATIONS_US = 5e4
-_CORE_BYTES_US = 1e4
+# A core's and all cores' together, where nothing was measured: the order of what recent
+# ones reach.
+_CORE_OPERATIONS_US = 2e5
+_BYTES_US = 1.5e4
 _FACTOR = 1.5
 """Of the roofline, that a library's call takes where no time is known."""
 _LEAST_US = 0.1
@@ -62,7 +63,7 @@ def least_by_profile(profile: DeviceProfile | None, threads: int) -> Least:
 
         def least_us(shape: GemmShape) -> float:
             computing = operations(shape) / (_CORE_OPERATIONS_US * threads)
-            return max(computing, (moved_bytes(shape) or 0.0) / _CORE_BYTES_US)
+            return max(computing, (moved_bytes(shape) or 0.0) / _BYTES_US)
 
         return least_us
     limits = Limits.of(profile)

@@ -16,6 +16,7 @@ SPENT = "spent"
 """The kind of the entry that says what a build took."""
 LISTED = "listed"
 """The kind of the entry that says how many lists and candidates a build has."""
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(slots=True)
@@ -28,8 +29,8 @@ class Past:
     """Times of the library's kernels."""
     ceilings: Mapping[str, Any] = field(default_factory=dict)
     """As `measure_ceilings`, where any build has measured them."""
-    listed: Mapping[str, Any] = field(default_factory=dict)
-    """What this very build has listed; nothing if it has not yet."""
+    listed: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
+    """What this very build has listed, as `listed_row`; nothing if it has not yet."""
     decided: set[str] = field(default_factory=set)
     """The lists that it has decided, by `list_id`."""
 
@@ -56,9 +57,12 @@ def _read(path: Path, device: str, past: Past, *, own: bool) -> None:
         if kind == DEVICE:
             is_of_device = entry.get("name") == device
         # What another version wrote tells this one nothing.
-        with contextlib.suppress(FlytuneError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(FlytuneError, *_MALFORMED):
             if own and kind == LISTED:
-                past.listed = entry
+                past.listed = {
+                    str(name): (int(compiled), int(length), float(us))
+                    for name, (compiled, length, us) in entry["lists"].items()
+                }
             elif own and kind == "record":
                 past.decided.add(entry["list"])
             if not is_of_device:

@@ -101,11 +101,11 @@ def search(
         progress.say(f"tune: passed over {recall.unreadable} unreadable journal rows")
     account = account or Unaccounted()
     heat = account.heat(recall.ceilings, older)
-    account.listed(choices, waiting, journal)
+    account.listed(choices, waiting, journal, heat)
     if waiting:
         waiting = heat.ordered(waiting)
         farm = start()
-        account.begin_tuning(waiting, farm, progress)
+        account.begin_tuning(waiting, farm, heat, progress)
         ending = Ending(
             *(account.allowance, waiting, quarantine.refusals), in_turn=account.in_turn
         )

@@ -178,7 +178,7 @@ def test_what_it_took_is_there_for_the_next(
     (spent,) = past.spent
     assert (spent.amounts.lists, spent.amounts.compiled) == (3, 3)
     assert (spent.compile_s, spent.device_s) == (12.0, 4.5)
-    assert len(past.listed["lists"]) == 6
+    assert len(past.listed) == 6
     assert len(past.decided) == 3
     account = Account(plan, options, Allowance(None, None, Meter()), 0.0)
     assert account.first.source == "1 earlier build on this device"

@@ -16,6 +16,7 @@ from flytune.shapes.gemm import GemmShape
 from flytune.tuner import amounts as stage
 from flytune.tuner.amounts import counted, listed_row, planned, to_compile
 from flytune.tuner.cli import main
+from flytune.tuner.heat import Heat
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.past import Past
 from flytune.tuner.plan import Plan
@@ -26,6 +27,8 @@ SHAPES = tuple(
     for m in (1, 64)
     for where in "ab"
 )
+HEAT = Heat(lambda _: 0.0)
+"""Every call takes as long as the shortest."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def test_a_cpu_has_a_choice_where_its_policy_leaves_one(
     tmp_path: Path, target: Target, policy: str, lists: int
 ) -> None:
     plan = given(tmp_path, target, policy=policy)
-    found = planned(plan, options(tmp_path), Past(), 4)
+    found = planned(plan, options(tmp_path), Past(), 4, HEAT)
     assert (found.lists, found.compiled, found.timed) == (lists, lists, 2 * lists)
     assert (found.tokens, found.slots, found.devices) == (2, 4, 0)
     assert not found.enumerated
@@ -74,7 +77,7 @@ def test_lists_of_an_accelerator_are_as_long_as_they_were(
     tmp_path: Path, target: Target, search: str, tried: int
 ) -> None:
     plan = given(tmp_path, target, device="h200")
-    found = planned(plan, options(tmp_path, search), Past(), 16)
+    found = planned(plan, options(tmp_path, search), Past(), 16, HEAT)
     assert found.lists == 2
     assert (found.timed, found.compiled) == (2 * tried, 2 * (tried - 1))
 
@@ -86,10 +89,12 @@ def test_gpus_of_this_host_are_counted(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(stage, "_DRIVER", driver)
     for number in range(3):
-        assert planned(plan, options(tmp_path), Past(), 1).devices == max(1, number)
+        assert planned(plan, options(tmp_path), Past(), 1, HEAT).devices == max(
+            1, number
+        )
         (driver / str(number)).mkdir(parents=True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
-    assert planned(plan, options(tmp_path), Past(), 1).devices == 2
+    assert planned(plan, options(tmp_path), Past(), 1, HEAT).devices == 2
 
 
 def test_what_is_listed_is_known_and_what_is_decided_is_done(
@@ -98,24 +103,25 @@ def test_what_is_listed_is_known_and_what_is_decided_is_done(
     plan = given(tmp_path, target)
     short = task([library(), candidate("a"), candidate("b")], m=64)
     other = task([library(), candidate("c")], m=128)
-    row = listed_row([short, other])
-    assert sorted(row["lists"].values()) == [[1, 2], [2, 3]]
-    past = Past(listed=row, decided={min(row["lists"])})
-    left = row["lists"][max(row["lists"])]
-    found = planned(plan, options(tmp_path), past, 1)
-    assert [found.lists, found.compiled, found.timed] == [1, *left]
+    row = listed_row([short, other], HEAT)
+    assert sorted(row["lists"].values()) == [[1, 2, 2.0], [2, 3, 2.0]]
+    past = Past(listed=row["lists"], decided={min(row["lists"])})
+    compiled, timed, us = row["lists"][max(row["lists"])]
+    found = planned(plan, options(tmp_path), past, 1, HEAT)
+    assert (found.lists, found.compiled, found.timed) == (1, compiled, timed)
+    assert found.call_s == pytest.approx(timed * us / 1e6)
 
 
 def test_what_is_there_is_not_compiled(tmp_path: Path, target: Target) -> None:
     plan = given(tmp_path, target, device="h200")
     some = task([library(), candidate("a"), candidate("b")])
     assert to_compile(some, lambda one: one.choice_hash == "a").keys() == {"b"}
-    found = counted(plan, options(tmp_path), [some], lambda _: True, (16, 4))
+    found = counted(plan, options(tmp_path), [some], lambda _: True, (16, 4), HEAT)
     assert (found.lists, found.compiled, found.timed) == (1, 0, 3)
     assert (found.slots, found.devices) == (16, 4)
     long = long_list()
     smart = options(tmp_path, "smart")
-    tried = counted(plan, smart, [long], lambda _: False, (16, 0))
+    tried = counted(plan, smart, [long], lambda _: False, (16, 0), HEAT)
     number = len(long.offered.candidates)
     assert tried.timed == round(0.1 * number) < number
     assert tried.devices == 1

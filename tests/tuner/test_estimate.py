@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fakes import library, task
 
+from flytune.shapes.gemm import GemmShape
 from flytune.tuner.decision import untimed_record
 from flytune.tuner.estimate import (
     CPU,
@@ -21,6 +22,7 @@ from flytune.tuner.estimate import (
     together,
     tune_s,
 )
+from flytune.tuner.heat import Heat, least_by_profile
 from flytune.tuner.journal import DEVICE, Journal
 from flytune.tuner.past import LISTED, SPENT, read_past, spent_row
 
@@ -65,6 +67,29 @@ def test_the_rates_of_a_cpu_are_those_that_were_measured() -> None:
     row = figures("build_cost.cpu-amd-epyc-avx512")["figures"]["unfrozen"]
     lists = row["tuned"]
     amounts = Amounts(tokens=2, lists=lists, compiled=lists, timed=2 * lists, slots=2)
+    seconds = sum(Estimator(CPU).parts(amounts).values())
+    assert seconds == pytest.approx(row["wall_s"], rel=0.25)
+
+
+def test_large_gemms_take_a_cpu_their_own_time() -> None:
+    row = figures("build_cost.cpu-amd-epyc-avx512")["figures"]["frozen"]
+    lists, least = row["tuned"], least_by_profile(None, threads=2)
+    shapes = (
+        GemmShape(op, m, n, k, batch)
+        for m in (1, 64)
+        # Llama-3.3-70B's, of those tokens.
+        for op, n, k, batch in (
+            *[("mm", 8192, 8192, 1)] * 2,
+            *[("mm", 1024, 8192, 1)] * 2,
+            *[("mm", 28672, 8192, 1)] * 2,
+            *(("mm", 8192, 28672, 1), ("mm", 128256, 8192, 1)),
+        )
+    )
+    call_s = 2 * sum(map(Heat(least).us, shapes)) / 1e6
+    amounts = Amounts(
+        **{"tokens": 2, "lists": lists, "compiled": lists, "timed": 2 * lists},
+        **{"call_s": call_s, "slots": 2, "frozen": True},
+    )
     seconds = sum(Estimator(CPU).parts(amounts).values())
     assert seconds == pytest.approx(row["wall_s"], rel=0.25)
 
@@ -148,6 +173,7 @@ def test_journals_of_the_device_tell_what_builds_took(tmp_path: Path) -> None:
             journal.add_all(
                 [
                     (DEVICE, {"name": device}),
+                    (LISTED, {"lists": {folder.name: [1, 2, 3.5]}}),
                     (LISTED, {"lists": {folder.name: [1, 2]}}),
                     ("record", {"list": folder.name, "row": timed.to_row()}),
                     ("record", {"list": folder.name, "row": {"op": "of later on"}}),
@@ -160,7 +186,7 @@ def test_journals_of_the_device_tell_what_builds_took(tmp_path: Path) -> None:
     assert past.spent == [took, took]
     assert past.library == [timed, timed]
     assert past.ceilings == {"copy_gb_s": 7.0}
-    assert past.listed["lists"] == {"own": [1, 2]}
+    assert past.listed == {"own": (1, 2, 3.5)}
     assert past.decided == {"own"}
     assert not read_past(tmp_path / "none", tmp_path / "none" / "own", "a").spent
 
