@@ -119,6 +119,7 @@ class Account(Unaccounted):
         self._journal: Journal | None = None
         self._compiled: dict[str, Candidate] = {}
         self._waiting: frozenset[object] = frozenset()
+        self._offered = 0
         self._compile_s = self._device_s = 0.0
         self._budget_row: dict[str, Any] | None = None
 
@@ -142,6 +143,7 @@ class Account(Unaccounted):
     ) -> None:
         self._journal = journal
         self._waiting = frozenset(task.offered.key for task in waiting)
+        self._offered = sum(len(task.offered.candidates) for task in choices)
         if not journal.entries(LISTED):
             journal.add_all([(LISTED, listed_row(choices, heat))])
 
@@ -154,17 +156,20 @@ class Account(Unaccounted):
     ) -> None:
         store = BuiltKernels(self._plan.work / "built")
         given = (self._plan, self._options, waiting, store.has, farm.capacity(), heat)
-        listed = self._amounts.enumerated
-        self._amounts = replace(counted(*given), enumerated=listed)
+        before = self._amounts
+        self._amounts = replace(
+            counted(*given), enumerated=before.enumerated, offered=self._offered
+        )
         for task in waiting:
             self._compiled |= to_compile(task, store.has)
         if self._amounts.devices:
             self.allowance.meter.hold(self._amounts.devices)
-        before = self._refined
+        expected = self._refined
         parts = self._estimator.parts(self._amounts)
-        now = refined(parts, before.parts, dict(progress.parts()))
+        now = refined(parts, expected.parts, dict(progress.parts()))
         self._refined = self._estimate(self._amounts, now)
-        self.allowance.reserve_s += self._refined.after_tuning_s - before.after_tuning_s
+        more_s = self._refined.after_tuning_s - expected.after_tuning_s
+        self.allowance.reserve_s += more_s
         progress.say(now_line(self._refined))
         if line := short_line(self._refined, self.allowance):
             progress.say(line)

@@ -44,13 +44,12 @@ def planned(
         for s in plan.shapes
         if _has_choice(s, plan)
     }
-    tried = {
-        shape: _tried(_length(shape.m, plan, options), options)
-        for shape in shapes.values()
-    }
+    lengths = {shape: _length(shape.m, plan, options) for shape in shapes.values()}
+    tried = {shape: _tried(length, options) for shape, length in lengths.items()}
     number, lists = sum(tried.values()), len(tried)
     call_s = sum(some * heat.us(shape) for shape, some in tried.items()) / 1e6
-    return _amounts(plan, options, slots, lists, number - lists, number, call_s)
+    found = _amounts(plan, options, slots, lists, number - lists, number, call_s)
+    return replace(found, offered=sum(lengths.values()))
 
 
 def _left(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amounts:

@@ -52,6 +52,8 @@ class Rates:
     """Of one core, for one candidate."""
     list: Line
     """Of the device, to check and time one list, by its candidates."""
+    offer_s: float = 0.0
+    """To list one candidate, beside the token counts."""
     calls: int = 0
     """Of each candidate, that take their own time besides: on accelerators a sample is
     of so many launches that it takes the same of all."""
@@ -60,12 +62,13 @@ class Rates:
 H200 = Rates(
     "what an H200 took (ci/bench/results/throughput, smart/h200.parquet)",
     plan_s=8.0,
-    enumerate=Line(10.0, 5.2),
+    enumerate=Line(10.0, 4.0),
     bake=Line(20.0, 75.0),
     verify=Line(12.0, 7.6),
     start_s=7.0,
     compile_s=0.37,
     list=Line(0.7, 0.02),
+    offer_s=0.0125,
 )
 CPU = Rates(
     "what 2 cores of an EPYC took (ci/bench/results/build_cost)",
@@ -92,6 +95,8 @@ class Amounts:
     """Candidates to be compiled."""
     timed: int
     """Candidates to be timed."""
+    offered: int = 0
+    """Candidates to be listed."""
     call_s: float = 0.0
     """What one call of each of those takes, together."""
     slots: int = 1
@@ -171,9 +176,10 @@ class Estimator:
         device_s = self._factor(TIME) * _device_s(rates, amounts)
         factor = (_WHOLE if amounts.whole else 1) * (_FROZEN if amounts.frozen else 1)
         baked = factor if amounts.baked else 0.0
+        listing_s = rates.enumerate.at(tokens) + rates.offer_s * amounts.offered
         return {
             "plan": rates.plan_s,
-            "enumerate": 0.0 if amounts.enumerated else rates.enumerate.at(tokens),
+            "enumerate": 0.0 if amounts.enumerated else listing_s,
             "tune": tune_s(amounts, rates.start_s, compile_s, device_s),
             "bake": baked * rates.bake.at(tokens),
             "verify": baked * rates.verify.at(tokens),
