@@ -12,8 +12,6 @@ from flytune.tuner.built_kernels import BuiltKernels
 from flytune.tuner.candidate import Candidate, TuneTask
 from flytune.tuner.decision import Decision
 from flytune.tuner.estimate import (
-    CPU,
-    H200,
     STAGES,
     Amounts,
     Estimate,
@@ -27,6 +25,7 @@ from flytune.tuner.options import BuildOptions
 from flytune.tuner.past import LISTED, SPENT, read_past, spent_row
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
+from flytune.tuner.rates import CPU, H200
 from flytune.tuner.spent_words import (
     estimate_line,
     now_line,

@@ -37,7 +37,7 @@ def planned(
         slots: Compilations at once.
         heat: Says what a call is expected to take.
     """
-    if past.listed:
+    if past.listed and not options.fresh:
         return _left(plan, options, past, slots)
     shapes = {
         (*s.problem, s.a_dtype, s.b_dtype): s
@@ -133,7 +133,7 @@ def _amounts(
         call_s=call_s,
         slots=slots,
         devices=0 if plan.profile is None else _devices_here(),
-        enumerated=(plan.work / LISTS).exists(),
+        enumerated=not options.fresh and (plan.work / LISTS).exists(),
         baked=plan.program is not None,
         whole=options.bake == "model",
         frozen=plan.policy.frozen,

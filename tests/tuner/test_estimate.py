@@ -11,8 +11,6 @@ from fakes import library, task
 from flytune.shapes.gemm import GemmShape
 from flytune.tuner.decision import untimed_record
 from flytune.tuner.estimate import (
-    CPU,
-    H200,
     Amounts,
     Estimate,
     Estimator,
@@ -25,6 +23,7 @@ from flytune.tuner.estimate import (
 from flytune.tuner.heat import Heat, least_by_profile
 from flytune.tuner.journal import DEVICE, Journal
 from flytune.tuner.past import LISTED, SPENT, read_past, spent_row
+from flytune.tuner.rates import CPU, H200
 
 RESULTS = Path(__file__).parents[2] / "ci" / "bench" / "results"
 SOME = Amounts(tokens=2, lists=4, compiled=8, timed=12, slots=2)
