@@ -72,7 +72,7 @@ class Ending:
             if ordered:
                 took_s = (left_s - self._allowance.tuning_s()) / len(some)
                 size = self._next_size(took_s)
-                if not size and not self._must:
+                if not size:
                     return
                 work.rest()
 
