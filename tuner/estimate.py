@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from flytune.tuner.budget import HOUR_S
 from flytune.tuner.rates import Rates
 
-COMPILE, TIME = "compile", "time"
-"""Beside the stages: what a candidate takes to compile, and a list to time."""
+COMPILE, TIME, START = "compile", "time", "start"
+"""Of tuning: what a candidate takes to compile, a list to time, and all else."""
 STAGES = ("plan", "enumerate", "tune", "bake", "verify")
 _WHOLE = 4.5
 """Times the layers one by one, that a model takes as one graph: `first_token`."""
@@ -115,13 +115,14 @@ class Estimator:
         rates, tokens = self.rates, amounts.tokens
         compile_s = self._factor(COMPILE) * rates.compile_s * amounts.compiled
         device_s = self._factor(TIME) * _device_s(rates, amounts)
+        start_s = self._factor(START) * rates.start_s
         factor = (_WHOLE if amounts.whole else 1) * (_FROZEN if amounts.frozen else 1)
         baked = factor if amounts.baked else 0.0
         listing_s = rates.enumerate.at(tokens) + rates.offer_s * amounts.offered
         return {
             "plan": rates.plan_s,
             "enumerate": 0.0 if amounts.enumerated else listing_s,
-            "tune": tune_s(amounts, rates.start_s, compile_s, device_s),
+            "tune": tune_s(amounts, start_s, compile_s, device_s),
             "bake": baked * rates.bake.at(tokens),
             "verify": baked * rates.verify.at(tokens),
         }
@@ -140,7 +141,7 @@ def learned(rates: Rates, spent: Iterable[Spent], key: str) -> Estimator:
     every = list(spent)
     same = [one for one in every if one.key == key]
     factors: dict[str, float] = {}
-    for name in (COMPILE, TIME, *STAGES):
+    for name in (COMPILE, TIME, START, *STAGES):
         for some in (same, every):
             known = [f for one in some if (f := _factor_of(rates, one, name))]
             if known:
@@ -156,10 +157,13 @@ def _factor_of(rates: Rates, one: Spent, name: str) -> float | None:
         return _over(one.compile_s, rates.compile_s * amounts.compiled)
     if name == TIME:
         return _over(one.device_s, _device_s(rates, amounts))
-    took = one.stages.get(name, 0.0)
+    if name == START:
+        known_s = tune_s(amounts, 0.0, one.compile_s, one.device_s)
+        rest_s = one.stages.get("tune", 0.0) - known_s
+        return _over(rest_s, rates.start_s) if amounts.lists else None
     if name == "tune":
-        known = tune_s(amounts, rates.start_s, one.compile_s, one.device_s)
-        return _over(took, known)
+        return None
+    took = one.stages.get(name, 0.0)
     return _over(took, Estimator(rates).parts(amounts)[name])
 
 
