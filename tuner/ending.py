@@ -9,7 +9,7 @@ from flytune.tuner.overlap import Timed
 from flytune.tuner.unreached import library_of
 
 _FIRST = 2
-_MOST_S = 60.0
+"""Lists that tell what one takes."""
 
 
 class Timing(Protocol):
@@ -85,7 +85,7 @@ class Ending:
         left_s = self._allowance.tuning_s()
         if list_s > left_s:
             return len(self._must)
-        return max(1, int(min(left_s / 2, _MOST_S) / list_s)) if list_s else _FIRST
+        return max(1, int(left_s / 2 / list_s)) if list_s else _FIRST
 
 
 def _name(task: TuneTask) -> tuple[str, str, str]:
