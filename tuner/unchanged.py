@@ -70,6 +70,8 @@ def publish_unchanged(
                 **older.bundle.manifest.provenance,
                 **provenance(options.command),
                 "build": build_identity(plan, options),
+                # Of what took long then nothing was done now.
+                **dict.fromkeys(("estimate", "budget")),
             },
             files={},
         )
