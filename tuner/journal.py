@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +107,18 @@ class Journal:
         yield from _entries(lines)
 
 
-def read_entries(path: Path) -> Iterator[dict[str, Any]]:
+def read_entries(
+    path: Path, wanted: Callable[[bytes], bool] = lambda _: True
+) -> Iterator[dict[str, Any]]:
     """Yield the entries of a journal that another process may hold, oldest first.
 
     There are none where it is absent or cannot be read.
+
+    Args:
+        wanted: Of a line, whether it is read at all: there may be many.
     """
     with contextlib.suppress(OSError):
-        yield from _entries(path.read_bytes().splitlines())
+        yield from _entries(filter(wanted, path.read_bytes().splitlines()))
 
 
 def newest_journals(work: Path, own: Path) -> list[Path]:

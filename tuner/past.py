@@ -52,7 +52,7 @@ def read_past(work: Path, own: Path, device: str) -> Past:
 def _read(path: Path, device: str, past: Past, *, own: bool) -> None:
     spent: list[Spent] = []
     is_of_device = False
-    for entry in read_entries(path):
+    for entry in read_entries(path, _tells if not own else _is_of_no_wave):
         kind = entry["kind"]
         if kind == DEVICE:
             is_of_device = entry.get("name") == device
@@ -76,11 +76,21 @@ def _read(path: Path, device: str, past: Past, *, own: bool) -> None:
 
 
 def _library(entry: Mapping[str, Any]) -> Iterator[TuningRecord]:
-    if entry["kind"] not in ("record", "tried"):
-        return
-    for row in entry.get("rows") or [entry["row"]]:
+    if entry["kind"] == "record":
+        row = entry["row"]
         if row["backend"] == ATEN and row.get("median_us") is not None:
             yield TuningRecord.from_row(row)
+
+
+def _is_of_no_wave(line: bytes) -> bool:
+    return not line.startswith(b'{"kind": "tried"')
+
+
+def _tells(line: bytes) -> bool:
+    """Whether a line is of use to other builds: most are of candidates."""
+    if line.startswith(b'{"kind": "record"'):
+        return f'"backend": "{ATEN}"'.encode() in line
+    return _is_of_no_wave(line)
 
 
 def _spent(entry: Mapping[str, Any]) -> Spent:
