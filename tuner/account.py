@@ -17,6 +17,7 @@ from flytune.tuner.estimate import (
     Estimate,
     Spent,
     learned,
+    load_now,
     refined,
 )
 from flytune.tuner.heat import Heat, least_by_ceilings, least_by_profile
@@ -35,6 +36,9 @@ from flytune.tuner.spent_words import (
 from flytune.tuner.timed_device import device_of
 from flytune.tuner.unreached import is_cut
 from flytune.tuner.workers import Farm
+
+_BUSY = 1.1
+"""The load from which on it is told."""
 
 
 class Unaccounted:
@@ -103,7 +107,7 @@ class Account(Unaccounted):
         self._past = past
         rates = CPU if plan.profile is None else H200
         self._key = f"{plan.model.name} {plan.policy.name} {options.bake}"
-        self._estimator = learned(rates, past.spent, self._key)
+        self._estimator = learned(rates, past.spent, self._key, load_now())
         slots = len(os.sched_getaffinity(0))
         self._amounts = planned(plan, options, past, slots, self.heat({}, ()))
         if self._amounts.devices:
@@ -226,13 +230,21 @@ class Account(Unaccounted):
         if self._journal is None:
             return
         stages = {name: seconds for name, seconds in progress.parts() if name in STAGES}
-        times = {"compile_s": self._compile_s, "device_s": self._device_s}
+        times = {
+            "compile_s": self._compile_s,
+            "device_s": self._device_s,
+            "load": round(self._estimator.load, 2),
+        }
         spent = Spent(self._key, self._amounts, stages, **times)
         self._journal.add_all([(SPENT, spent_row(spent))])
 
     def _estimate(self, amounts: Amounts, parts: Mapping[str, float]) -> Estimate:
         price = self._options.gpu_hour_price
-        return Estimate(parts, amounts.devices, price, self._estimator.source)
+        estimator = self._estimator
+        source, load = estimator.source, estimator.load
+        if load > _BUSY:
+            source += f", and {load:.1f} processes to run for each core"
+        return Estimate(parts, amounts.devices, price, source)
 
 
 def closed_row(

@@ -4,6 +4,7 @@ A rate is a device's own where earlier builds on it have left any in their journ
 a factor to those that come with flytune.
 """
 
+import os
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class Spent:
     """Of all cores, of what was compiled for it."""
     device_s: float = 0.0
     """Of all devices, that lists had them."""
+    load: float = 1.0
+    """Times that all the host's work then took longer than alone, as `load_now`."""
 
 
 def tune_s(
@@ -97,6 +100,8 @@ class Estimator:
     """By stage, and of `COMPILE` and `TIME`."""
     builds: int = 0
     """Earlier builds that those were learned from."""
+    load: float = 1.0
+    """Times that all takes longer than on a host that has nothing else to do."""
 
     @property
     def source(self) -> str:
@@ -113,14 +118,18 @@ class Estimator:
 
     def _by_rates(self, amounts: Amounts) -> dict[str, float]:
         rates, tokens = self.rates, amounts.tokens
-        compile_s = self._factor(COMPILE) * rates.compile_s * amounts.compiled
+        load = self.load
+        compile_s = load * self._factor(COMPILE) * rates.compile_s * amounts.compiled
         device_s = self._factor(TIME) * _device_s(rates, amounts)
-        start_s = self._factor(START) * rates.start_s
+        if not amounts.devices:
+            device_s *= load
+        start_s = load * self._factor(START) * rates.start_s
         factor = (_WHOLE if amounts.whole else 1) * (_FROZEN if amounts.frozen else 1)
-        baked = factor if amounts.baked else 0.0
-        listing_s = rates.enumerate.at(tokens) + rates.offer_s * amounts.offered
+        baked = load * factor if amounts.baked else 0.0
+        offering_s = rates.offer_s * amounts.offered
+        listing_s = load * (rates.enumerate.at(tokens) + offering_s)
         return {
-            "plan": rates.plan_s,
+            "plan": load * rates.plan_s,
             "enumerate": 0.0 if amounts.enumerated else listing_s,
             "tune": tune_s(amounts, start_s, compile_s, device_s),
             "bake": baked * rates.bake.at(tokens),
@@ -131,10 +140,21 @@ class Estimator:
         return self.factors.get(name, 1.0)
 
 
-def learned(rates: Rates, spent: Iterable[Spent], key: str) -> Estimator:
+def load_now() -> float:
+    """Return how many times longer this host's work takes than it would alone.
+
+    That is as many as there are processes to run for each core, over the last minute.
+    """
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def learned(
+    rates: Rates, spent: Iterable[Spent], key: str, load: float = 1.0
+) -> Estimator:
     """Return an estimator that has learned from builds, the newest first.
 
     Args:
+        load: Of the host now, as `load_now`.
         key: Of the build that is estimated: builds of the same one tell more than the
             others, which are asked where there is none.
     """
@@ -147,24 +167,25 @@ def learned(rates: Rates, spent: Iterable[Spent], key: str) -> Estimator:
             if known:
                 factors[name] = statistics.median(known[:_LAST])
                 break
-    return Estimator(rates, factors, len(every))
+    return Estimator(rates, factors, len(every), load)
 
 
 def _factor_of(rates: Rates, one: Spent, name: str) -> float | None:
     """Return how many times its rate something took; None where it tells nothing."""
-    amounts = one.amounts
+    amounts, load = one.amounts, one.load
     if name == COMPILE:
-        return _over(one.compile_s, rates.compile_s * amounts.compiled)
+        return _over(one.compile_s, load * rates.compile_s * amounts.compiled)
     if name == TIME:
-        return _over(one.device_s, _device_s(rates, amounts))
+        slower = 1.0 if amounts.devices else load
+        return _over(one.device_s, slower * _device_s(rates, amounts))
     if name == START:
         known_s = tune_s(amounts, 0.0, one.compile_s, one.device_s)
         rest_s = one.stages.get("tune", 0.0) - known_s
-        return _over(rest_s, rates.start_s) if amounts.lists else None
+        return _over(rest_s, load * rates.start_s) if amounts.lists else None
     if name == "tune":
         return None
     took = one.stages.get(name, 0.0)
-    return _over(took, Estimator(rates).parts(amounts)[name])
+    return _over(took, Estimator(rates, load=load).parts(amounts)[name])
 
 
 def _device_s(rates: Rates, amounts: Amounts) -> float:

@@ -94,7 +94,7 @@ def _tells(line: bytes) -> bool:
 
 
 def _spent(entry: Mapping[str, Any]) -> Spent:
-    numbers = {name: float(entry[name]) for name in ("compile_s", "device_s")}
+    numbers = {name: float(entry[name]) for name in ("compile_s", "device_s", "load")}
     stages = {str(name): float(seconds) for name, seconds in entry["stages"].items()}
     return Spent(str(entry["key"]), Amounts(**entry["amounts"]), stages, **numbers)
 

@@ -13,6 +13,7 @@ from flytune.caches.columns import Status
 from flytune.caches.policy import cpu_policy
 from flytune.caches.target import Target
 from flytune.shapes.by_hand import HandList
+from flytune.tuner import account as account_stage
 from flytune.tuner import search as stage
 from flytune.tuner.account import Account
 from flytune.tuner.budget import Allowance, Meter, parse_budget
@@ -76,6 +77,11 @@ def work_on(clock: Hand, asked: list[int]) -> Callable[..., Any]:
             return {}
 
     return Work
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account_stage, "load_now", lambda: 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from flytune.tuner.estimate import (
     Estimator,
     Spent,
     learned,
+    load_now,
     refined,
     together,
     tune_s,
@@ -196,3 +197,21 @@ def test_a_host_that_lists_slowly_bakes_slowly() -> None:
         before = {**parts, "enumerate": expected}
         same = refined(parts, before, {"enumerate": seconds})
         assert same["bake"] == parts["bake"]
+
+
+def test_a_busy_host_takes_longer_and_what_it_took_is_no_rate() -> None:
+    quiet = Estimator(CPU).parts(SOME)
+    busy = Estimator(CPU, load=3.0).parts(SOME)
+    assert busy == pytest.approx({n: 3 * s for n, s in quiet.items()})
+    truth = replace(spent("own", 2.0), load=2.0)
+    again = learned(CPU, [truth], "own")
+    assert again.parts(SOME) == pytest.approx(quiet)
+    assert learned(CPU, [truth], "own", 2.0).parts(SOME) == pytest.approx(
+        dict(truth.stages)
+    )
+    # A device is nobody else's.
+    on_gpu = replace(SOME, devices=1, compiled=0)
+    tune = (Estimator(H200, load=load).parts(on_gpu)["tune"] for load in (1.0, 3.0))
+    alone, beside = tune
+    assert beside - alone == pytest.approx(2 * H200.start_s)
+    assert load_now() >= 1
