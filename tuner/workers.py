@@ -84,8 +84,8 @@ class Farm:
         """Return how many builds run at once, and on how many GPUs is timed."""
         import ray
 
-        gpus = 0 if self._profile is None else ray.cluster_resources().get("GPU", 0)
-        return builds_at_once(ray.nodes()), int(gpus)
+        gpus = 0 if self._profile is None else sum(self._gpus().values())
+        return builds_at_once(ray.nodes()), gpus
 
     def warm(self) -> list[Any]:
         """Let workers import what compiling takes; return before they have.
