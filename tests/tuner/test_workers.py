@@ -182,7 +182,8 @@ def test_a_build_that_waits_for_a_core_does_not_time_out(
 
     cores = int(ray.cluster_resources()["CPU"])
     busy = [another_users_task.remote() for _ in range(cores)]
-    monkeypatch.setattr(ray_builders, "time", SimpleNamespace(monotonic=clock))
+    now = SimpleNamespace(monotonic=clock, sleep=time.sleep)
+    monkeypatch.setattr(ray_builders, "time", now)
     try:
         three = [library("a"), library("b"), library("c")]
         results = [r for r in farm.build_all(three) if r]
