@@ -126,7 +126,8 @@ class RayBuilders:
         """Take back what was handed out and has not ended."""
         import ray
 
-        while self._running:
+        # One that is thrown away late may outlive Ray.
+        while self._running and ray.is_initialized():
             ray.cancel(self._running.popitem()[0], force=True)
 
     def _remote(self) -> Any:

@@ -1,5 +1,6 @@
 """The Ray workers of a build: a task a batch of compilations, an actor a device."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,10 +120,11 @@ class Farm:
             FlytuneError: Ray itself fails or has no cores, or every disk is full.
         """
         builders = RayBuilders(
-            self._profile, self._deadlines, self._limits, self._expected()
+            self._profile, self._deadlines, self._limits, self._expected
         )
         return build_batches(candidates, builders, stopped)
 
+    @functools.cached_property
     def _expected(self) -> Target | None:
         """Return what nodes must make kernels with; None where this is the only one."""
         if self._address is None:
