@@ -1,4 +1,4 @@
-"""Built candidates on disk, so that a build that goes on compiles none twice."""
+"""What is compiled, on disk: neither a driver's memory nor its death matters to it."""
 
 import hashlib
 import json

@@ -125,10 +125,16 @@ class DeviceProcess:
         self._device, self._threads, self._begin_s = device, threads, begin_s
         self._node, self._make = node, make
         self._actor: Any = None
-        self._ready = False
+        self._ready = self._closed = False
 
     def start(self) -> None:
-        """Let the actor start, if there is none, while the caller does other things."""
+        """Let the actor start, if there is none, while the caller does other things.
+
+        Raises:
+            DeviceGoneError: it was closed.
+        """
+        if self._closed:
+            raise DeviceGoneError("the device was given back")
         if self._actor is None:
             self._actor = self._started()
 
@@ -183,8 +189,6 @@ class DeviceProcess:
             raise RunnerDiedError(Status.OUT_OF_MEMORY, words, killed=True) from error
         except (broken.RayActorError, broken.WorkerCrashedError) as error:
             self.kill()
-            if isinstance(error, broken.ActorUnschedulableError) and self._node:
-                raise _gone(self._node) from error
             reason = _death(error)
             refuse_full_disk(reason)
             doubtful = reason == _DIED
@@ -242,6 +246,11 @@ class DeviceProcess:
             options["scheduling_strategy"] = strategy
         make = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(_RunnerActor)
         return make.options(**options).remote(self._device, self._make)
+
+    def close(self) -> None:
+        """End the actor for good: a thread that still times must not start another."""
+        self._closed = True
+        self.kill()
 
     def kill(self) -> None:
         """End the actor, if there is one, and give back what it holds."""

@@ -150,6 +150,8 @@ class DevicePool:
         self._done: queue.Queue[Timed | BaseException] = queue.Queue()
         self._joined = joined
         self._alive = 0
+        self._failed: BaseException | None = None
+        """How the last device has failed."""
         self._gave_back: set[object] = set()
         """Lists that a device has failed on, by key."""
         self._add(runs)
@@ -180,10 +182,14 @@ class DevicePool:
                 continue
             self._alive -= 1
             if isinstance(item, DeviceGoneError) and self._joined is not None:
+                if not self._alive and self._failed is not None:
+                    # Of the nodes that are left none has a device that works.
+                    raise self._failed
                 continue
+            self._failed = item.__cause__ or item
             # What is no failure of a device would befall the next one too.
             if not self._alive or not isinstance(item, _DeviceFailedError):
-                raise item if item.__cause__ is None else item.__cause__
+                raise self._failed
 
     def drop(self) -> int:
         dropped = 0

@@ -1,7 +1,7 @@
 """Compile on Ray's workers: what `batches.Builders` is of a cluster.
 
-Nodes may join and leave meanwhile. One that cannot build is left out; what it was given
-goes to others.
+Nodes may join and leave meanwhile. One that says it cannot build, for its torch is
+another or its disk full, is left out; what it was given goes to others.
 """
 
 import math
@@ -48,6 +48,9 @@ class Limits:
     """Batches that may be handed out."""
     unfit: dict[str, str] = field(default_factory=dict)
     """Nodes that are left out, by Ray's name, and why."""
+    absent_since: float = -math.inf
+    """When the last node left, by the monotonic clock; infinite while there is one, and
+    minus infinity where there never was."""
 
 
 class RayBuilders:
@@ -73,7 +76,6 @@ class RayBuilders:
         self._running: dict[Any, _Running] = {}
         self._nodes: Sequence[Mapping[str, Any]] = ()
         self._counted = -math.inf
-        self._absent_since = -math.inf
         self._task: tuple[Any, Any] | None = None
 
     def most_at_once(self) -> int:
@@ -87,11 +89,11 @@ class RayBuilders:
         """
         slots = builds_at_once(self._fit_nodes())
         if slots:
-            self._absent_since = math.inf
-        elif self._absent_since == -math.inf:
+            self._limits.absent_since = math.inf
+        elif self._limits.absent_since == -math.inf:
             raise FlytuneError("no node of the Ray cluster has a core to build on")
         else:
-            self._absent_since = min(self._absent_since, time.monotonic())
+            self._limits.absent_since = min(self._limits.absent_since, time.monotonic())
             self._check_absence()
         return int(min(2 * slots, self._limits.most))
 
@@ -212,7 +214,7 @@ class RayBuilders:
 
     def _check_absence(self) -> None:
         most_s = self._deadlines.absent_s
-        if time.monotonic() - self._absent_since > most_s:
+        if time.monotonic() - self._limits.absent_since > most_s:
             raise FlytuneError(
                 f"the Ray cluster has had no node to build on for {most_s:g} s",
                 hint="the same command goes on from here once it has one",

@@ -16,6 +16,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.device_process import (
+    DeviceGoneError,
     DeviceProcess,
     MakeRunner,
     RunnerDiedError,
@@ -64,8 +65,8 @@ class RemoteRunner:
         self._process.start()
 
     def stop(self) -> None:
-        """End the actor, if there is one, and give back what it holds."""
-        self._process.kill()
+        """End the actor, if there is one, and give back what it holds, for good."""
+        self._process.close()
 
     def ceilings(self, types: Mapping[str, str]) -> dict[str, Any]:
         """Return what the device reaches at most, as `measure_ceilings` does.
@@ -79,7 +80,7 @@ class RemoteRunner:
             found: dict[str, Any] = self._process.call(
                 "ceilings", self._deadlines.measure_s, dict(types)
             )
-        except RunnerDiedError:
+        except (DeviceGoneError, RunnerDiedError):
             return {}
         return found
 
@@ -100,11 +101,65 @@ class RemoteRunner:
     def _run(
         self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
     ) -> tuple[RunResult, ...]:
-        results = self._check_all(task, built)
-        alive = [r.choice_hash for r in results.values() if r.status is Status.OK]
-        if alive:
-            results |= self._measure(task, built, alive, plan)
+        results, died = self._raced(task, built, plan)
+        if died is not None:
+            results |= self._found_out(task, _well(built, results), plan, died)
         return tuple(results[b.choice_hash] for b in built)
+
+    def _raced(
+        self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
+    ) -> tuple[dict[str, RunResult], RunnerDiedError | None]:
+        """Check candidates and time those that are well together.
+
+        Where somebody else may have killed the process all is done again.
+
+        Returns:
+            What became of them, and the death that one of the well ones is to blame
+            for; None where they have times.
+        """
+        results: dict[str, RunResult] = {}
+        died = None
+        for _ in range(_MOST_DEATHS):
+            results |= self._check_all(task, built)
+            built = _well(built, results)
+            names = [build.choice_hash for build in built]
+            try:
+                return results | (self._measured(names, plan) if names else {}), None
+            except RunnerDiedError as error:
+                died = error
+                if not error.doubtful:
+                    break
+        return results, died
+
+    def _found_out(
+        self,
+        task: TuneTask,
+        built: Sequence[BuildResult],
+        plan: TimingPlan,
+        died: RunnerDiedError,
+    ) -> dict[str, RunResult]:
+        """Find out which of several kills the process when they are timed.
+
+        What was well alone is timed together once more: only such times can be
+        compared.
+        """
+        if len(built) == 1:
+            name = built[0].choice_hash
+            return {name: died.of(name)}
+        results: dict[str, RunResult] = {}
+        for build in built:
+            alone, killed = self._raced(task, [build], plan)
+            name = build.choice_hash
+            results[name] = alone[name] if killed is None else killed.of(name)
+        fine = _well(built, results)
+        if len(fine) > 1:
+            together, killed = self._raced(task, fine, plan)
+            results |= together
+            if killed is not None:
+                reason = f"well alone, but timed with the others: {killed.reason}"
+                for name in (build.choice_hash for build in _well(fine, together)):
+                    results[name] = RunResult(name, Status.UNSTABLE, reason)
+        return results
 
     def _check_all(
         self, task: TuneTask, built: Sequence[BuildResult]
@@ -140,64 +195,6 @@ class RemoteRunner:
             else:
                 return results
 
-    def _measure(
-        self,
-        task: TuneTask,
-        built: Sequence[BuildResult],
-        alive: Sequence[str],
-        plan: TimingPlan,
-    ) -> dict[str, RunResult]:
-        """Time together; when that kills the actor, find out which one does.
-
-        Where somebody else may have killed it, all are timed again before.
-        """
-        by_name = {b.choice_hash: b for b in built}
-        results: dict[str, RunResult] = {}
-        for attempt in range(_MOST_DEATHS):
-            if attempt:
-                results |= self._check_all(task, [by_name[name] for name in alive])
-                alive = [name for name in alive if results[name].status is Status.OK]
-            try:
-                return results | (self._measured(alive, plan) if alive else {})
-            except RunnerDiedError as error:
-                died = error
-                if not error.doubtful:
-                    break
-        if len(alive) == 1:
-            return results | {alive[0]: died.of(alive[0])}
-        for name in alive:
-            results[name] = self._alone(task, by_name[name], plan)
-        fine = [by_name[name] for name in alive if results[name].status is Status.OK]
-        if len(fine) > 1:
-            results |= self._measure_again(task, fine, plan)
-        return results
-
-    def _alone(self, task: TuneTask, build: BuildResult, plan: TimingPlan) -> RunResult:
-        """Check and time one candidate by itself."""
-        results = self._check_all(task, [build])
-        name = build.choice_hash
-        if results[name].status is not Status.OK:
-            return results[name]
-        try:
-            return self._measured([name], plan)[name]
-        except RunnerDiedError as error:
-            return error.of(name)
-
-    def _measure_again(
-        self, task: TuneTask, built: Sequence[BuildResult], plan: TimingPlan
-    ) -> dict[str, RunResult]:
-        """Time together, once, what was well alone: only such times can be compared."""
-        results = self._check_all(task, built)
-        alive = [r.choice_hash for r in results.values() if r.status is Status.OK]
-        if not alive:
-            return results
-        try:
-            return results | self._measured(alive, plan)
-        except RunnerDiedError as error:
-            reason = f"well alone, but timed with the others: {error.reason}"
-            unstable = Status.UNSTABLE
-            return results | {n: RunResult(n, unstable, reason) for n in alive}
-
     def _measured(self, names: Sequence[str], plan: TimingPlan) -> dict[str, RunResult]:
         measured = self._process.call("measure", self._deadlines.measure_s, names, plan)
         return {result.choice_hash: result for result in measured}
@@ -218,6 +215,12 @@ class RemoteRunner:
                     hint="too little free memory is the usual cause",
                 ) from error
             return
+
+
+def _well(
+    built: Sequence[BuildResult], results: Mapping[str, RunResult]
+) -> list[BuildResult]:
+    return [b for b in built if results[b.choice_hash].status is Status.OK]
 
 
 def _together(left: Sequence[BuildResult], alone: set[str]) -> Sequence[BuildResult]:

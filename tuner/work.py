@@ -62,12 +62,10 @@ class Work:
         self._pool: DevicePool | None = None
 
     def ceilings(self, tasks: Sequence[TuneTask]) -> Mapping[str, Any]:
-        """Return what the first device that has timed reaches; nothing if none has."""
-        if not self._runners:
-            return {}
-        return self._runners[0].ceilings(
-            {type_of(task.shape): task.shape.a_dtype for task in tasks}
-        )
+        """Return what the first device that is left reaches; nothing if none is."""
+        types = {type_of(task.shape): task.shape.a_dtype for task in tasks}
+        measured = (runner.ceilings(types) for runner in self._runners)
+        return next(filter(None, measured), {})
 
     def timed(self, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         """Yield every list once it is built and timed, in no order.

@@ -149,6 +149,10 @@ class Farm:
         if device.kind == "cpu":
             return self._made([self._runner(device, threads)])
         made = self.joined_runners(device, threads)
+        while not made and self._had_device > -math.inf:
+            # Between two lists all may be away for a while.
+            time.sleep(_LOOK_S)
+            made = self.joined_runners(device, threads)
         if not made:
             others = "; ".join(sorted(set(self._asked.unfit.values())))
             raise FlytuneError(

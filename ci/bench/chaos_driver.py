@@ -204,16 +204,9 @@ def drive(address: str, work: Path, lists: int, seconds: float) -> None:
         given = (plan, tasks, options, journal, (), lambda: farm, Progress())
         decisions = search(*given).decisions
     rows = [
-        (
-            r.choice_hash,
-            r.status.value,
-            r.reason,
-            r.median_us,
-            r.kernel_digest,
-            r.winner,
-        )
+        [getattr(record, name) for name in COMPARED]
         for decision in decisions
-        for r in decision.records
+        for record in decision.records
     ]
     (work / RECORDS).write_text(json.dumps(rows))
 

@@ -92,11 +92,21 @@ def main(candidates: int, seed: int, results: Path) -> None:
         "mean_list_s": _mean(durations.list_s.values()),
         "ray_submit_ms": round(1e3 * calls.submit_s, 4),
         "ray_told_ms": round(1e3 * calls.told_s, 4),
-        "peak_gib": round(peak, 3),
+        "driver_gib": round(peak, 3),
+        "driver_ms_per_candidate": max(row["driver_ms"] for row in rows),
+        **{
+            f"efficiency_{devices}": _of(rows, devices)["efficiency_pct"]
+            for devices in (8, 512)
+        },
     }
     print(f"the driver's memory at most: {peak:.2f} GiB")
     slug = Target.here(threads=1).slug
     print(f"wrote {write_result('scale', slug, figures, rows, results)}")
+
+
+def _of(rows: Sequence[Row], devices: int) -> Row:
+    """Return the last row of so many devices: that with the most cores."""
+    return [row for row in rows if row["devices"] == devices][-1]
 
 
 def _mean(values: Any) -> float:

@@ -15,7 +15,7 @@ def scale_text(result: Mapping[str, Any]) -> str:
         f"{figures['mean_list_s']:.2f} s to check and time, drawn from what they took "
         f"on an H200. A batch costs {figures['ray_submit_ms']:.2f} ms to hand out and "
         f"{figures['ray_told_ms']:.2f} ms to take back in calls of Ray, measured. "
-        f"The driver takes {figures['peak_gib']:.2f} GiB at most.",
+        f"The driver takes {figures['driver_gib']:.2f} GiB at most.",
         "",
         "| GPUs | cores | at least | took | efficiency | GPUs busy | the scheduler's "
         "own, a candidate | and Ray's calls | and decisions, journal |",

@@ -237,6 +237,22 @@ def test_a_device_that_leaves_costs_no_list() -> None:
     assert len(found) == 4
 
 
+def test_a_device_that_failed_is_told_of_once_the_others_have_left() -> None:
+    failed = Lost(error=FlytuneError("it cannot start"))
+    gone = Lost(error=DeviceGoneError("its node has left"))
+
+    def leaves(task: TuneTask, builds: Sequence[BuildResult]) -> tuple[RunResult, ...]:
+        # Not before the other one has failed.
+        assert failed.asked.wait(LIMIT_S)
+        return gone(task, builds)
+
+    pool = DevicePool([failed, leaves], lambda: [])
+    tasks = [list_of(name) for name in "ab"]
+    timing = timed_while_building(tasks, built("library", *"ab"), [], pool)
+    with pytest.raises(FlytuneError, match="it cannot start"):
+        list(timing)
+
+
 def test_that_no_device_comes_any_more_ends_it() -> None:
     gone = Lost(error=DeviceGoneError("its node has left"))
 

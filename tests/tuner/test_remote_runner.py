@@ -11,7 +11,7 @@ from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.deadlines import Deadlines
-from flytune.tuner.device_process import DeviceProcess, RunnerDiedError
+from flytune.tuner.device_process import DeviceGoneError, DeviceProcess, RunnerDiedError
 from flytune.tuner.remote_runner import RemoteRunner
 from flytune.tuner.runner import Device, DeviceLostError
 from flytune.tuner.timing import TimingPlan
@@ -22,9 +22,9 @@ DEVICE = Device("test", cache_bytes=2**16, rotation_bytes=2**20)
 class Scripted(RemoteRunner):
     """A runner whose actor dies at chosen measurements of several candidates."""
 
-    def __init__(self, *deaths: bool) -> None:
+    def __init__(self, *deaths: bool, doubtful: bool = False) -> None:
         super().__init__(DEVICE, 2, Deadlines())
-        self.deaths = list(deaths)
+        self.deaths, self.doubtful = list(deaths), doubtful
         self._process: Any = self
 
     def call(self, method: str, deadline_s: float, *args: Any) -> Any:
@@ -38,7 +38,9 @@ class Scripted(RemoteRunner):
         together = len(names) > 1
         if together and self.deaths.pop(0):
             reason = "the device's process died"
-            raise RunnerDiedError(Status.FAULT, reason, killed=True)
+            raise RunnerDiedError(
+                Status.FAULT, reason, killed=True, doubtful=self.doubtful
+            )
         samples = (2.0 if together else 1.0,) * 9
         return tuple(RunResult(n, Status.OK, samples_us=samples) for n in names)
 
@@ -61,6 +63,36 @@ def test_what_dies_together_a_second_time_is_unstable() -> None:
     why = "well alone, but timed with the others: the device's process died"
     assert [(r.status, r.reason) for r in results] == [(Status.UNSTABLE, why)] * 2
     assert runner.deaths == []
+
+
+def test_who_may_have_been_killed_is_timed_again() -> None:
+    runner = Scripted(True, False, doubtful=True)
+    results = ran(runner, task([library(), candidate("x"), candidate("y")]))
+    # Together at once: nobody need be found out.
+    assert [r.samples_us[0] for r in results] == [2.0, 2.0, 2.0]
+    assert runner.deaths == []
+
+
+def test_one_more_kill_while_the_culprit_is_sought_costs_nobody() -> None:
+    runner = Scripted(True, True, True, False, doubtful=True)
+    results = ran(runner, task([library(), candidate("x")]))
+    assert {r.status for r in results} == {Status.OK}
+    assert runner.deaths == []
+
+
+def test_what_a_device_that_has_left_reaches_is_not_known() -> None:
+    class Gone(Scripted):
+        def call(self, method: str, deadline_s: float, *args: Any) -> Any:
+            raise DeviceGoneError("its node has left")
+
+    assert Gone().ceilings({}) == {}
+
+
+def test_a_device_that_was_given_back_starts_no_process() -> None:
+    runner = RemoteRunner(DEVICE, 2, Deadlines())
+    runner.stop()
+    with pytest.raises(DeviceGoneError):
+        ran(runner, task([library()]))
 
 
 class Actor:

@@ -10,10 +10,15 @@ from fakes import candidate
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner import build_worker
+from flytune.tuner import build_worker, ray_builders
 from flytune.tuner.build_worker import _memory_cap
 from flytune.tuner.deadlines import Deadlines
-from flytune.tuner.ray_builders import build_needs, builds_at_once
+from flytune.tuner.ray_builders import (
+    Limits,
+    RayBuilders,
+    build_needs,
+    builds_at_once,
+)
 from flytune.tuner.runner import Device
 from flytune.tuner.workers import Farm
 
@@ -82,6 +87,25 @@ def test_each_throttling_halves_what_is_built_at_once(
     monkeypatch.setattr(ray, "nodes", lambda: [node(slots)])
     farm = Farm(None, {}, Deadlines())
     assert [farm.throttle() for _ in steps] == steps
+
+
+def test_nodes_that_are_away_for_a_while_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [node(2)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray_builders, "_NODES_S", -1.0)
+    limits = Limits()
+    assert RayBuilders(None, Deadlines(), limits).most_at_once() == 4
+    nodes.clear()
+    # In the build that goes on, and in the next of the same driver.
+    for _ in range(2):
+        assert RayBuilders(None, Deadlines(), limits).most_at_once() == 0
+    impatient = RayBuilders(None, Deadlines(absent_s=-1.0), limits)
+    with pytest.raises(FlytuneError, match="has had no node to build on for"):
+        impatient.most_at_once()
+    nodes.append(node(1))
+    assert RayBuilders(None, Deadlines(), limits).most_at_once() == 2
 
 
 def test_a_farm_that_is_throttled_builds_everything_one_after_another() -> None:
