@@ -2,4 +2,5 @@
 
 from flytune.tuner.cli import main
 
-main(prog_name="flytune")
+if __name__ == "__main__":
+    main(prog_name="flytune")

@@ -19,7 +19,7 @@ from flytune.shapes.errors import FlytuneError
 from flytune.tuner import accelerator_runner
 from flytune.tuner.accelerator_runner import AcceleratorRunner
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
-from flytune.tuner.remote_runner import _local_runner
+from flytune.tuner.device_process import local_runner
 from flytune.tuner.runner import Device, DeviceLostError
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.vendors import VENDORS, Vendor
@@ -282,11 +282,11 @@ def test_an_actor_refuses_a_device_that_no_mask_shows_it(
     with pytest.raises(
         FlytuneError, match=r"^HIP_VISIBLE_DEVICES must name one device"
     ):
-        _local_runner(Device(PRODUCT, 2**16, 2**20, "cuda", "amd"))
+        local_runner(Device(PRODUCT, 2**16, 2**20, "cuda", "amd"))
 
 
 def test_an_actors_mask_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     with pytest.raises(FlytuneError, match=r"^devices are hidden by more than HIP_"):
-        _local_runner(Device(PRODUCT, 2**16, 2**20, "cuda", "amd"))
+        local_runner(Device(PRODUCT, 2**16, 2**20, "cuda", "amd"))

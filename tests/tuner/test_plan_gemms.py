@@ -148,7 +148,9 @@ def test_one_of_several_expert_parallel_ranks(tmp_path: Path) -> None:
 def test_the_command_s_own_words(
     tmp_path: Path, arguments: tuple[str, ...], error: str, code: int
 ) -> None:
-    fixed = ("--model", MOE, "--target", "h200", "--compile-only", "--tokens", "8")
+    fixed = ("--model", MOE, "--compile-only", "--tokens", "8")
+    if "--target" not in arguments:
+        fixed += ("--target", "h200")
     places = ("--work", str(tmp_path / "work"), "--out", str(tmp_path / "b"))
     result = CliRunner().invoke(main, ["build", *fixed, *places, *arguments])
     assert (result.exit_code, result.stdout) == (code, "")
