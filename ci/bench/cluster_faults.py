@@ -34,7 +34,7 @@ from flytune.caches.target import Target
 NODES, CORES = 3, 2
 WORKER, RUNNER = "ray::build_in_worker", "ray::_RunnerActor"
 # Of so many kills, one is of a process that times, a raylet, the driver, the head.
-EVERY = {"runner": 5, "raylet": 25, "driver": 50, "head": 250}
+EVERY = {"runner": 10, "raylet": 50, "driver": 125, "head": 250}
 LIMIT_S = 3600.0
 Row = dict[str, Any]
 
