@@ -164,6 +164,9 @@ def writing(path: Path, *, output: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except ConnectionError:
+        # No disk's.
+        raise
     except OSError as error:
         if error.errno in _FULL:
             raise FlytuneError(f"disk is full: {path}", code=Code.DISK_FULL) from error

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flytune.caches.bundle import make_private
 from flytune.caches.child import PARENT
 from flytune.caches.home import flytune_home
 from flytune.tuner.cluster import MODULES
@@ -137,19 +138,34 @@ class ClusterBuild:
         shutil.rmtree(self._place, ignore_errors=True)
 
     def _bundles(self) -> list[Path]:
-        made = (self._place / _MADE).iterdir()
+        made = (self._place / _MADE).glob("*")
         return sorted(path for path in made if not path.name.startswith("."))
 
     def _prepare(self) -> None:
         """Put what was sent where the same command finds it again."""
         if self._request.fresh:
             shutil.rmtree(self._place, ignore_errors=True)
-        (self._place / _MADE).mkdir(parents=True, exist_ok=True)
+        make_private(self._place)
+        (self._place / _MADE).mkdir(exist_ok=True)
         if (sent := Path(FILES)).is_dir():
             shutil.rmtree(self._place / FILES, ignore_errors=True)
             shutil.copytree(sent, self._place / FILES)
 
     def _run(self) -> None:
+        try:
+            code = self._built()
+        # Whatever it is, who follows the build must hear of its end.
+        except Exception as error:
+            code = 1
+            words = f"error: {type(error).__name__}: {error}"
+            with self._news:
+                self._lines.append(Line(False, words))
+        with self._news:
+            self._code = code
+            self._news.notify_all()
+
+    def _built(self) -> int:
+        """Build in a process of its own; return its exit code."""
         import ray
 
         address = ray.get_runtime_context().gcs_address
@@ -175,10 +191,10 @@ class ClusterBuild:
         # They are sent again with each command, and may be large.
         shutil.rmtree(self._place / FILES, ignore_errors=True)
         if not self._request.several and self._bundles():
-            (self._place / _ENDED).write_text(json.dumps({"code": code}))
-        with self._news:
-            self._code = code
-            self._news.notify_all()
+            beside = self._place / f"{_ENDED}.part"
+            beside.write_text(json.dumps({"code": code}))
+            beside.replace(self._place / _ENDED)
+        return code
 
     def _read(self, stream: Any, is_result: bool) -> None:
         for text in stream:

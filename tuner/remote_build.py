@@ -51,6 +51,8 @@ class RemoteBuild:
     """From the name of what it makes, where that belongs here."""
     prefix: str = ""
     """Of its lines, where there are several builds."""
+    beginning: Any = None
+    """What Ray answers with once the actor is there."""
     actor: Any = None
     code: int | None = None
     results: list[str] = field(default_factory=list)
@@ -100,8 +102,6 @@ def build_remotely(
         except KeyboardInterrupt:
             _stop(ray, builds)
             raise
-        for build in builds:
-            ray.kill(build.actor)
     return all(build.code == 0 for build in builds)
 
 
@@ -184,10 +184,17 @@ def _lost(address: str, error: Exception) -> FlytuneError:
 def _begin(ray: Any, builds: Sequence[RemoteBuild]) -> None:
     remote = ray.remote(num_cpus=0, max_retries=0)(begin)
     asked = AskedNodes()
-    for build in builds:
-        if not ray.get(remote.remote(build.request, build.wish, asked)):
-            click.echo(f"{build.prefix}goes on from an earlier command", err=True)
-        build.actor = ray.get_actor(build.request.actor, NAMESPACE)
+    try:
+        for build in builds:
+            build.beginning = remote.remote(build.request, build.wish, asked)
+            if not ray.get(build.beginning):
+                click.echo(f"{build.prefix}goes on from an earlier command", err=True)
+            build.actor = ray.get_actor(build.request.actor, NAMESPACE)
+    # Whatever fails: nobody would know of those that have begun.
+    except Exception:
+        if any(build.actor is not None for build in builds):
+            _stop(ray, builds)
+        raise
 
 
 def _follow(ray: Any, builds: Sequence[RemoteBuild]) -> None:
@@ -210,8 +217,14 @@ def _print(build: RemoteBuild, lines: Sequence[Line]) -> None:
 
 def _stop(ray: Any, builds: Sequence[RemoteBuild]) -> None:
     """Let every build end as at home, and give back what it holds."""
-    begun = [build for build in builds if build.actor is not None]
     click.echo("stopping the build there", err=True)
+    for build in builds:
+        # One may begin just now.
+        with contextlib.suppress(ConnectionError, ValueError, ray.exceptions.RayError):
+            if build.actor is None and build.beginning is not None:
+                ray.get(build.beginning, timeout=_STOP_S)
+                build.actor = ray.get_actor(build.request.actor, NAMESPACE)
+    begun = [build for build in builds if build.actor is not None]
     with contextlib.suppress(ConnectionError, ray.exceptions.RayError):
         ray.get([build.actor.stop.remote() for build in begun], timeout=_STOP_S)
         until = time.monotonic() + _STOP_S
@@ -246,6 +259,8 @@ def _bring_home(ray: Any, build: RemoteBuild, keys: "Keys") -> None:
                 bundles.append(there)
     if bundles and (build.code == 0 or not build.request.several):
         ray.get(build.actor.clear.remote())
+    # With what it made it has no more to tell.
+    ray.kill(build.actor)
     for text in build.results:
         if not text.startswith("bundle  "):
             click.echo(text)

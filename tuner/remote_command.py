@@ -42,6 +42,8 @@ def build_one_remotely(
     if several:
         folder, asked = asked_targets(each)
         outs = [one.options.out for one in asked]
+        if not folder.is_dir():
+            check_output(folder)
     for out in outs:
         if out is not None:
             check_output(out)

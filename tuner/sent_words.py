@@ -17,7 +17,7 @@ from flytune.caches.device_profile import shipped_profiles
 from flytune.caches.trust import Trust, admit
 from flytune.shapes.errors import FlytuneError
 from flytune.shapes.model_config import QUANT_SIDECAR
-from flytune.shapes.registry import config_path
+from flytune.shapes.registry import UnknownModelError, config_path
 from flytune.tuner.cluster_build import FILES
 from flytune.tuner.fleet_file import FleetFile, Words, options_by_name
 
@@ -89,6 +89,8 @@ class Luggage:
         if path.is_dir() or path.name == "config.json":
             # It is called as its folder is.
             first = folder / "config.json"
+            if not first.is_file():
+                raise UnknownModelError(f"no config.json in folder: `{folder}`")
             self.add(first, f"{folder.resolve().name}/config.json")
         else:
             first = path

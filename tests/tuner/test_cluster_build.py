@@ -1,5 +1,6 @@
 """A build beside its actor, and how what it makes comes home; without Ray."""
 
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,10 @@ class Direct:
     @staticmethod
     def get(result: Any) -> Any:
         return result
+
+    @staticmethod
+    def kill(_: Any) -> None:
+        """Its process is this one."""
 
 
 @pytest.fixture(autouse=True)
@@ -185,3 +190,34 @@ def test_its_process_has_what_was_sent_and_no_trace_of_the_actor(
     follow(build)
     assert build.results == ["gcs://flytune.whl False {}"]
     assert not (place_of("d") / "files").exists()
+
+
+def test_who_follows_a_build_hears_of_any_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(cluster_build.subprocess, "Popen", no_process)
+    build = asked(out=tmp_path / "out.tar.zst")
+    follow(build)
+    assert build.code == 1
+    assert capsys.readouterr().err == "error: OSError: no more processes\n"
+
+
+def test_what_was_brought_home_already_is_no_fault(tmp_path: Path) -> None:
+    made, out = small_bundle(tmp_path, signed=False), tmp_path / "out.tar.zst"
+    build = asked(made, out=out)
+    follow(build)
+    _bring_home(build.actor, build, [own_key()])
+    assert build.actor._actor.parcel() is None
+
+
+def test_its_place_is_nobody_elses(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        build = asked(out=tmp_path / "out.tar.zst")
+        follow(build)
+    finally:
+        os.umask(before)
+    assert place_of("d").stat().st_mode & 0o077 == 0

@@ -12,17 +12,29 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
 from builds import COMMAND, DATA, environment, flytune, strays
 from ray._private.utils import check_version_info
 from ray.exceptions import RayTaskError
 
-from flytune.caches.bundle import Bundle
+from flytune.caches.bundle import Bundle, writing
 from flytune.caches.keyring import own_key
 from flytune.caches.trust import HERE, admit
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.remote_build import _losing, _not_joined, _use_token, is_remote
+from flytune.tuner.build_place import Wish
+from flytune.tuner.cluster_build import Request
+from flytune.tuner.remote_build import (
+    RemoteBuild,
+    _begin,
+    _losing,
+    _not_joined,
+    _use_token,
+    is_remote,
+)
 
 MODEL = DATA / "square-llama.json"
 BUILD = (
@@ -111,6 +123,55 @@ def test_what_is_lost_on_the_way_is_one_line_and_found_again() -> None:
     assert caught.value.hint == (
         "the same command finds it again, or goes on from where it was"
     )
+
+
+def test_what_is_lost_while_a_file_is_written_is_no_disks(tmp_path: Path) -> None:
+    with (
+        pytest.raises(FlytuneError, match=r"^lost the build: "),
+        _losing("ray://head:10001"),
+        writing(tmp_path / "b.tar.zst", output=True),
+    ):
+        raise ConnectionError("GRPC connection failed")
+
+
+class SecondHasNoNode:
+    """What stands for Ray: of two builds the second has nowhere to be."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+        self.exceptions = ray.exceptions
+        self._begun: list[str] = []
+
+    def remote(self, **_: object) -> Any:
+        return lambda _: SimpleNamespace(remote=lambda request, *_: request)
+
+    def get(self, asked: Any, timeout: float = 0.0) -> Any:
+        if isinstance(asked, Request):
+            if self._begun:
+                raise RayTaskError("begin", "", FlytuneError("no node has this"))
+            self._begun.append(asked.actor)
+            return True
+        return asked
+
+    def get_actor(self, name: str, _: str) -> Any:
+        if name not in self._begun:
+            raise ValueError(name)
+        said = SimpleNamespace(remote=lambda *_: ([], 1))
+        stop = SimpleNamespace(remote=lambda: None)
+        return SimpleNamespace(name=name, stop=stop, said=said)
+
+    def kill(self, actor: Any) -> None:
+        self.stopped.append(actor.name)
+
+
+def test_a_build_of_which_nobody_would_know_is_stopped(tmp_path: Path) -> None:
+    builds = [
+        RemoteBuild(Request(name, ()), Wish(), lambda _: tmp_path) for name in "ab"
+    ]
+    cluster = SecondHasNoNode()
+    with pytest.raises(RayTaskError):
+        _begin(cluster, builds)
+    assert cluster.stopped == [builds[0].request.actor]
 
 
 def test_a_fault_there_is_the_same_fault_here() -> None:

@@ -145,3 +145,17 @@ def test_what_is_at_home_already_ends_it_first(asked: Asked) -> None:
     result = build("--models", "f.toml", "--out", "bundles")
     assert result.stderr.startswith("error: output exists: bundles\n")
     assert asked.builds == ()
+
+
+def test_what_cannot_be_sent_or_written_is_one_line_before_it_is(
+    asked: Asked, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    result = build("--model", "empty", "--tokens", "1")
+    assert "error: no config.json in folder: `empty`" in result.output
+    targets = ("--target", "h200", "--target", "mi350x", "--compile-only")
+    words = ("--model", LLAMA, "--tokens", "1", *targets)
+    result = build(*words, "--out", tmp_path / "absent" / "folder")
+    assert result.exit_code == 1
+    assert not isinstance(result.exception, OSError)
+    assert not asked.builds
