@@ -17,8 +17,8 @@ from flytune.caches.wheel import member, record_line
 from flytune.shapes.errors import FlytuneError
 
 _PACKAGES = ("caches", "shapes", "tuner")
-# Of the sources' folders: what a wheel does not hold.
-_LEFT_OUT = (".md", ".pyc")
+# Those of the packages' own files; what else lies in a checkout is nobody's.
+_SENT = (".css", ".html", ".js", ".json", ".parquet", ".py", ".typed")
 # Ray installs a wheel with all that it requires, and would put another torch before the
 # cluster's own.
 _REQUIREMENTS = ("Requires-Dist:", "Provides-Extra:")
@@ -72,7 +72,7 @@ def _sources() -> Iterator[tuple[str, bytes]]:
         if not root.is_dir():
             raise _no_wheel(f"no folder holds it: {root}")
         for path in sorted(root.rglob("*")):
-            if path.suffix not in _LEFT_OUT and path.is_file():
+            if path.suffix in _SENT and path.is_file():
                 inside = path.relative_to(root).as_posix()
                 yield f"flytune/{name}/{inside}", path.read_bytes()
 

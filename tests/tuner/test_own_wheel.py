@@ -5,10 +5,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner import own_wheel as module
 from flytune.tuner.own_wheel import own_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +89,16 @@ def test_what_is_not_installed_cannot_be_sent(
     with pytest.raises(FlytuneError, match="cluster: it is not installed") as caught:
         own_wheel(tmp_path)
     assert caught.value.hint == "install its wheel here with pip"
+
+
+def test_what_else_lies_in_a_checkout_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "caches"
+    root.mkdir()
+    for name in ("code.py", "py.typed", "own.pem", ".netrc", "notes.txt"):
+        (root / name).write_text("")
+    package = SimpleNamespace(__path__=[str(root)])
+    monkeypatch.setattr(module.importlib, "import_module", lambda _: package)
+    names = {Path(name).name for name, _ in module._sources()}
+    assert names == {"code.py", "py.typed"}
