@@ -3,7 +3,6 @@
 Its process lives on between tasks, because importing torch costs seconds.
 """
 
-import functools
 import importlib
 import os
 import resource
@@ -22,7 +21,7 @@ from flytune.tuner.builder import build, forget_kernels
 from flytune.tuner.candidate import FLYDSL, BuildResult, Candidate
 from flytune.tuner.cluster import FULL, full_disk, own_cache_directory
 from flytune.tuner.flydsl_builder import prepare
-from flytune.tuner.nodes import difference, kernel_target
+from flytune.tuner.nodes import difference_here
 
 # What a compilation may add to its process, beyond which it fails as out of memory.
 _BUILD_CAP_BYTES = 8 * 2**30
@@ -73,7 +72,7 @@ def build_in_worker(
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    if expected is not None and (found := _difference(expected)):
+    if expected is not None and (found := difference_here(expected)):
         yield Unfit(node, found)
         return
     yield Begun(node)
@@ -118,17 +117,6 @@ def _build_one(candidate: Candidate, profile: DeviceProfile | None) -> BuildResu
     if profile is not None:
         forget_kernels()
     return result
-
-
-def _difference(expected: Target) -> str:
-    """Say why this node's kernels are not for the driver; nothing if they are."""
-    accelerator = expected.hardware.get("kind") == "accelerator"
-    return difference(_here(accelerator, "flydsl" in expected.software), expected)
-
-
-@functools.cache
-def _here(accelerator: bool, flydsl: bool) -> Target:
-    return kernel_target(accelerator=accelerator, flydsl=flydsl)
 
 
 @contextmanager

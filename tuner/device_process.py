@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flytune.caches.records import Status
+from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask, failure
 from flytune.tuner.ceilings import measure_ceilings
@@ -20,7 +21,7 @@ from flytune.tuner.cluster import (
     refuse_full_disk,
     require_head,
 )
-from flytune.tuner.nodes import last_line
+from flytune.tuner.nodes import difference_here, last_line
 from flytune.tuner.runner import Device, DeviceLostError, Runner
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.vendors import VENDORS
@@ -42,10 +43,13 @@ class _RunnerActor:
     def here(self) -> None:
         """Return once the process has what Ray gives it."""
 
-    def ready(self) -> None:
-        """Return once the process has its device."""
+    def ready(self, expected: Target | None) -> str:
+        """Return once the process has its device, or why its node is not to time."""
+        if expected is not None and (found := difference_here(expected)):
+            return found
         own_cache_directory()
         self._runner = self._make(self._device)
+        return ""
 
     def begin(self, task: TuneTask) -> None:
         self._runner.begin(task)
@@ -113,6 +117,7 @@ class DeviceProcess:
         begin_s: float,
         node: str | None = None,
         make: MakeRunner = local_runner,
+        expected: Target | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -121,7 +126,9 @@ class DeviceProcess:
             begin_s: How long it may take to start.
             node: Where an accelerator is, by Ray's name; None: wherever there is one.
             make: Makes the runner.
+            expected: As `kernel_target` on the driver's host, where nodes may join.
         """
+        self._expected = expected
         self._device, self._threads, self._begin_s = device, threads, begin_s
         self._node, self._make = node, make
         self._actor: Any = None
@@ -208,6 +215,7 @@ class DeviceProcess:
 
         Raises:
             RunnerDiedError: the actor cannot take its device.
+            DeviceGoneError: its node may not time.
         """
         import ray
 
@@ -218,12 +226,16 @@ class DeviceProcess:
             require_head()
         ray.get(here)
         try:
-            ray.get(self._actor.ready.remote(), timeout=self._begin_s)
+            ready = self._actor.ready.remote(self._expected)
+            unfit = ray.get(ready, timeout=self._begin_s)
         except ray.exceptions.RayTaskError as error:
             self.kill()
             refuse_full_disk(str(error))
             words = f"it cannot start: {last_line(error)}"
             raise RunnerDiedError(Status.FAULT, words, killed=True) from error
+        if unfit:
+            self.close()
+            raise DeviceGoneError(f"a node that joined cannot time: {unfit}")
         self._ready = True
 
     def _started(self) -> Any:

@@ -1,5 +1,6 @@
 """Ask every node of a joined Ray cluster whether its kernels are for this host."""
 
+import functools
 import re
 
 from flytune.caches.target import PartStatus, Target, compare
@@ -90,6 +91,21 @@ def difference(there: Target, here: Target) -> str:
             )
             return f"{part.part}: `{there_text}` there, `{here_text}` here"
     return ""
+
+
+def difference_here(expected: Target) -> str:
+    """Say why this node's kernels are not for the driver; nothing if they are.
+
+    Args:
+        expected: As `kernel_target` on the driver's host.
+    """
+    accelerator = expected.hardware.get("kind") == "accelerator"
+    return difference(_here(accelerator, "flydsl" in expected.software), expected)
+
+
+@functools.cache
+def _here(accelerator: bool, flydsl: bool) -> Target:
+    return kernel_target(accelerator=accelerator, flydsl=flydsl)
 
 
 def _version(part: object) -> tuple[int, ...]:

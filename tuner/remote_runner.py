@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from flytune.caches.records import Status
+from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.deadlines import Deadlines
@@ -41,6 +42,7 @@ class RemoteRunner:
         deadlines: Deadlines,
         node: str | None = None,
         make: MakeRunner = local_runner,
+        expected: Target | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -48,9 +50,11 @@ class RemoteRunner:
             threads: Of OpenMP, in its process.
             node: Where an accelerator is, by Ray's name; None: wherever there is one.
             make: Makes the runner.
+            expected: As `kernel_target` on the driver's host, where nodes may join.
         """
         self._deadlines = deadlines
-        self._process = DeviceProcess(device, threads, deadlines.begin_s, node, make)
+        given = (device, threads, deadlines.begin_s, node, make, expected)
+        self._process = DeviceProcess(*given)
 
     def start(self) -> None:
         """Start the actor, so that importing torch does not fall into a timing.

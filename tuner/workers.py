@@ -209,7 +209,9 @@ class Farm:
         self, device: Device, threads: int, node: str | None = None
     ) -> RemoteRunner:
         given = (device, threads, self._deadlines, node, self._make_runner)
-        return RemoteRunner(*given)
+        # A CPU times on this very host.
+        expected = None if node is None else self._expected
+        return RemoteRunner(*given, expected)
 
     def _made(self, runners: Sequence[RemoteRunner]) -> tuple[RemoteRunner, ...]:
         self._runners += runners

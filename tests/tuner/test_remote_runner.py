@@ -1,5 +1,6 @@
 import errno
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,27 @@ def test_what_a_device_that_has_left_reaches_is_not_known() -> None:
             raise DeviceGoneError("its node has left")
 
     assert Gone().ceilings({}) == {}
+
+
+def test_a_node_with_another_torch_does_not_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Answers:
+        def __getattr__(self, name: str) -> Any:
+            # As its node answers where it joined with another one.
+            words = "software.torch: `2.9` there, `2.15` here"
+            return SimpleNamespace(remote=lambda *_: words if name == "ready" else "")
+
+    process = DeviceProcess(DEVICE, 2, 1.0, node="n")
+    process._actor = Answers()
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
+    monkeypatch.setattr(ray, "get", lambda answer, **_: answer)
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    with pytest.raises(DeviceGoneError, match=r"cannot time: software\.torch"):
+        process.call("begin", 1.0, None)
+    # Nor is it asked again.
+    with pytest.raises(DeviceGoneError):
+        process.start()
 
 
 def test_a_device_that_was_given_back_starts_no_process() -> None:
