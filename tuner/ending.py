@@ -26,7 +26,8 @@ class Ending:
     """Ends the tuning of some lists, but never before it would have to fail.
 
     A list that offers no library's kernel is timed whatever that costs: no other could
-    stand for its winner.
+    stand for its winner. It is told of every list that has a winner: what was timed of
+    one may have decided nothing.
     """
 
     def __init__(
@@ -46,35 +47,46 @@ class Ending:
         """
         self._allowance, self._in_turn = allowance, in_turn
         self._must = {
-            _name(task) for task in tasks if library_of(task, refusals(task)) is None
+            task.offered.key
+            for task in tasks
+            if library_of(task, refusals(task)) is None
         }
 
     def is_over(self) -> bool:
         """Whether no list and no candidate may be begun any more."""
         return not self._must and self._allowance.is_over()
 
+    def decided(self, task: TuneTask) -> None:
+        """Note that a whole list has a winner, whatever of it is still to be timed."""
+        self._must.discard(task.offered.key)
+
     def timed(self, work: Timing, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         """Yield lists as they are timed, until the budget ends.
 
         Args:
-            tasks: The hottest first.
+            tasks: Lists, or parts of them, the hottest first.
         """
-        ordered = sorted(tasks, key=lambda task: _name(task) not in self._must)
+        ordered = sorted(tasks, key=lambda task: not self._is_of_must(task))
         size = len(ordered)
         if self._in_turn and self._allowance.budget is not None:
             size = _FIRST
         while ordered and not self.is_over():
             some, ordered = ordered[:size], ordered[size:]
             left_s = self._allowance.tuning_s()
-            for timed in work.timed(some):
-                self._must.discard(_name(timed.task))
-                yield timed
+            yield from work.timed(some)
             if ordered:
                 took_s = (left_s - self._allowance.tuning_s()) / len(some)
                 size = self._next_size(took_s)
                 if not size:
                     return
                 work.rest()
+
+    def _is_of_must(self, task: TuneTask) -> bool:
+        """Whether a list, or what it is a part of, must be timed."""
+        *name, hashes = task.offered.key
+        return any(
+            name == whole and set(hashes) <= set(every) for *whole, every in self._must
+        )
 
     def _next_size(self, list_s: float) -> int:
         """Return how many lists are next; 0 where none would end in time.
@@ -86,9 +98,3 @@ class Ending:
         if list_s > left_s:
             return len(self._must)
         return max(1, int(left_s / 2 / list_s)) if list_s else _FIRST
-
-
-def _name(task: TuneTask) -> tuple[str, str, str]:
-    """Return what a list has in common with parts of it."""
-    offered = task.offered
-    return (offered.op, offered.inputs_key, offered.precision)

@@ -120,6 +120,7 @@ def search(
             # What an older bundle does not know of a list is to be searched.
             known = [one for one in known if one.knows_all]
         for decision in _decisions(work, waiting, known, upgrade, rest, progress):
+            ending.decided(decision.task)
             # What was cut short goes on with the same command.
             if not is_cut(decision):
                 recall.keep(decision)
@@ -236,6 +237,7 @@ def _some(
         first={one.task.offered.key: one.known_front for one in known},
         stop=ending.is_over,
         heat=heat.of,
+        decided=ending.decided,
     )
 
 

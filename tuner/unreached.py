@@ -8,7 +8,7 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.columns import BUDGET
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import ATEN, BuildResult, Candidate, TuneTask
-from flytune.tuner.decision import Decision, untimed_record
+from flytune.tuner.decision import Decision, none_survived, untimed_record
 from flytune.tuner.select import fixed_order
 
 UNREACHED = "the budget ended before it was timed"
@@ -33,20 +33,23 @@ def unreached(task: TuneTask, refused: Mapping[str, BuildResult]) -> Decision:
     """Return the decision of a list that was not reached.
 
     Args:
-        refused: What of the list may not be tried, and why; never all that is the
-            library's.
+        refused: What of the list may not be tried, and why.
+
+    Raises:
+        FlytuneError: there is no library's kernel that may be tried.
     """
     winner = library_of(task, refused)
-    assert winner is not None, "a list without a library's kernel is always timed"
     records = []
     for candidate in task.offered.candidates:
         name = candidate.choice_hash
         record = replace(untimed_record(task, candidate), pruned_by=BUDGET)
         if (refusal := refused.get(name)) is not None:
             record = replace(record, status=refusal.status, reason=refusal.reason)
-        if name == winner.choice_hash:
+        if winner is not None and name == winner.choice_hash:
             record = replace(record, reason=UNREACHED, winner=True)
         records.append(record)
+    if winner is None:
+        raise none_survived(task, records)
     return Decision(task, tuple(records))
 
 

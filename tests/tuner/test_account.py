@@ -10,6 +10,7 @@ import pytest
 from fakes import candidate, library, task
 
 from flytune.caches.columns import Status
+from flytune.caches.lists import lists_of
 from flytune.caches.policy import cpu_policy
 from flytune.caches.target import Target
 from flytune.shapes.by_hand import HandList
@@ -18,15 +19,17 @@ from flytune.tuner import search as stage
 from flytune.tuner.account import Account
 from flytune.tuner.budget import Allowance, Meter, parse_budget
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
-from flytune.tuner.decision import Decision
+from flytune.tuner.decision import Decision, decide
 from flytune.tuner.journal import Journal
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.overlap import Timed
 from flytune.tuner.past import read_past
 from flytune.tuner.plan import Plan
 from flytune.tuner.progress import Progress
+from flytune.tuner.survival import changes
 from flytune.tuner.timed_device import device_of
 from flytune.tuner.unreached import UNREACHED, is_cut
+from flytune.tuner.upgrade import Upgrade
 
 LIST_S = 10.0
 TASKS = tuple(
@@ -50,6 +53,10 @@ def work_on(clock: Hand, asked: list[int]) -> Callable[..., Any]:
     class Work:
         def __init__(self, *given: Any) -> None:
             self._stop = given[-1]
+
+        def built(self, tasks: Sequence[TuneTask]) -> dict[str, BuildResult]:
+            names = (c.choice_hash for t in tasks for c in t.offered.candidates)
+            return {name: BuildResult(name, Status.OK) for name in names}
 
         def timed(self, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
             for one in tasks:
@@ -108,6 +115,8 @@ def built(
     target: Target,
     budget: str | None,
     monkeypatch: pytest.MonkeyPatch,
+    tasks: Sequence[TuneTask] = TASKS,
+    upgrade: Upgrade | None = None,
 ) -> tuple[tuple[Decision, ...], list[int], dict[str, Any]]:
     """Search with a budget; return decisions, what was timed, and what is told."""
     clock, asked = Hand(), list[int]()
@@ -119,7 +128,8 @@ def built(
     farm: Any = SimpleNamespace(capacity=lambda: (2, 0))
     with Journal(plan.work / "journal.jsonl") as journal:
         found = stage.search(
-            *(plan, TASKS, options, journal, (), lambda: farm, progress),
+            *(plan, tasks, options, journal, (), lambda: farm, progress),
+            upgrade=upgrade,
             account=account,
         )
         account.keep(progress)
@@ -173,6 +183,23 @@ def test_without_a_budget_the_estimate_alone_is_told(
     assert estimate["refined_s"] > 0
     assert (estimate["gpu_hours"], estimate["took_cost"]) == (0, None)
     assert estimate["slots"] == 2
+
+
+def test_what_its_front_decides_is_no_list_that_must_be_timed(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "abcdef"
+    lone = task([candidate(name) for name in names], m=512)
+    builds = [BuildResult(name, Status.OK) for name in names]
+    runs = [RunResult(name, Status.OK, samples_us=(40.0,) * 9) for name in names]
+    older = lists_of(decide(lone, builds, runs).records)
+    moved = Target(target.hardware, {**target.software, "driver": "other"})
+    upgrade = Upgrade(older, changes(target, moved))
+    more: Any = {"tasks": (*TASKS, lone), "upgrade": upgrade}
+    decisions, asked, _ = built(tmp_path, target, "1s", monkeypatch, **more)
+    # Its front alone, and then the budget is spent.
+    assert asked == [lone.shape.count]
+    assert [is_cut(decision) for decision in decisions] == [True] * 6 + [False]
 
 
 def test_what_it_took_is_there_for_the_next(

@@ -9,6 +9,7 @@ from flytune.tuner.budget import Allowance, Meter, parse_budget
 from flytune.tuner.candidate import BuildResult, TuneTask
 from flytune.tuner.ending import Ending
 from flytune.tuner.overlap import Timed
+from flytune.tuner.recorded_runner import only
 
 
 class Work:
@@ -49,7 +50,11 @@ def ended(
     spent = Allowance(asked, None, Meter(work))
     ending = Ending(spent, tasks, lambda _: {}, in_turn=in_turn)
     work.stop = ending.is_over
-    return [timed.task for timed in ending.timed(work, tasks)]
+    found = []
+    for timed in ending.timed(work, tasks):
+        ending.decided(timed.task)
+        found.append(timed.task)
+    return found
 
 
 def test_without_a_budget_all_are_timed_at_once() -> None:
@@ -85,6 +90,26 @@ def test_one_that_has_no_library_is_timed_whatever_it_costs() -> None:
         found = ended(work, "1s", tasks, in_turn=in_turn)
         assert found[0] == lone
         assert len(found) <= 2
+
+
+def test_two_lists_of_the_same_inputs_are_two() -> None:
+    one, two = (task([candidate(n), candidate(f"{n}2")]) for n in ("a", "b"))
+    assert ended(Work(10.0), "1s", [*lists(3), one, two], in_turn=False) == [one, two]
+    assert ended(Work(10.0), "1s", [*lists(3), one, two], in_turn=True) == [one, two]
+
+
+def test_a_part_that_is_timed_decides_nothing_yet() -> None:
+    lone = task([candidate("a"), candidate("b")], m=512)
+    work = Work(10.0)
+    ending = Ending(
+        Allowance(parse_budget("1s"), None, Meter(work)), [lone], lambda _: {}
+    )
+    parts = [*lists(2), only(lone, ["a"])]
+    # The part comes first, as its whole list would.
+    assert [t.task for t in ending.timed(work, parts)] == [parts[2], *parts[:2]]
+    assert not ending.is_over()
+    ending.decided(lone)
+    assert ending.is_over()
 
 
 def test_a_library_that_may_not_be_tried_is_none() -> None:

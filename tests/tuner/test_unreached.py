@@ -7,6 +7,7 @@ import pytest
 from fakes import candidate, library, task
 
 from flytune.caches.columns import BUDGET, Status
+from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import BuildResult
 from flytune.tuner.decision import lone, timings
 from flytune.tuner.journal import Journal
@@ -41,7 +42,7 @@ def test_what_may_not_be_tried_says_so() -> None:
     assert rows["x"] == (Status.FAULT, "excluded")
     both = refused | {"b": BuildResult("b", Status.FAULT, "excluded")}
     assert library_of(made, both) is None
-    with pytest.raises(AssertionError):
+    with pytest.raises(FlytuneError, match=r"no candidate survived .*: fault: excl"):
         unreached(made, both)
 
 

@@ -59,6 +59,7 @@ class SmartSearch:
         first: Mapping[ListKey, Collection[str]] = MappingProxyType({}),
         stop: Stop = lambda: False,
         heat: Callable[[TuneTask, float | None], float] = lambda _, __: 0.0,
+        decided: Callable[[TuneTask], None] = lambda _: None,
     ) -> Iterator[Decision]:
         """Yield a decision for every list, in no order.
 
@@ -73,6 +74,8 @@ class SmartSearch:
             first: By a list's key what of it is tried first in any case.
             stop: Says whether no list may be begun any more.
             heat: Of a list and what its best takes so far: the hottest come first.
+            decided: Told of each list that has a winner, while it is searched on: from
+                then on `stop` cannot leave it without one.
 
         Raises:
             FlytuneError: a list has no candidate that survives.
@@ -87,6 +90,8 @@ class SmartSearch:
         ]
         for search in searches:
             search.recalled(recall.tried(search.task))
+            if search.leaders():
+                decided(search.task)
         under_way = searches
         while under_way:
             waves = min(search.waves for search in under_way)
@@ -103,6 +108,8 @@ class SmartSearch:
             ordered = {search: chosen[search] for search in hottest}
             for search, records in _timed(ordered, time, last):
                 recall.keep_tried(search.task, waves, search.told(records))
+                if search.leaders():
+                    decided(search.task)
         cut = (search.decision(cut=True) for search in under_way)
         yield from (decision for decision in cut if decision is not None)
 

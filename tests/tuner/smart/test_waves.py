@@ -1,8 +1,10 @@
 """Searches of lists whose costs are known, by who remembers what was asked."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from flytune.caches.columns import BUDGET, Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.candidate import ATEN, BuildResult, TuneTask
 from flytune.tuner.decision import Decision
+from flytune.tuner.ending import Ending
 from flytune.tuner.journal import Journal
 from flytune.tuner.overlap import Timed
 from flytune.tuner.recall import Recall
@@ -314,6 +317,32 @@ def test_a_budget_ends_between_waves_and_leaves_no_list_in_between(
         d.task.shape.n: d.winner.choice_hash for d in expected
     }
     assert [*device.asked, *again.asked] == fresh.asked
+
+
+def test_a_list_without_a_library_is_searched_until_it_has_a_winner(
+    tmp_path: Path,
+) -> None:
+    base = long_list().offered
+    task = task_of(replace(base, candidates=base.candidates[1:]))
+    probe = Device()
+    (tmp_path / "probe").mkdir()
+    decisions([task], probe.time, tmp_path / "probe")
+    device = Device(failing=frozenset(probe.asked[0]))
+    spent: Any = SimpleNamespace(is_over=lambda: True, budget=None, tuning_s=lambda: 0)
+    ending = Ending(spent, [task], lambda _: {})
+    work: Any = SimpleNamespace(timed=device.time)
+    time = functools.partial(ending.timed, work)
+    given = {"stop": ending.is_over, "decided": ending.decided}
+    (decision,) = decisions([task], time, tmp_path, **given)
+    # Of the first wave none was left; the second is the last.
+    assert len(device.asked) == 2
+    assert decision.winner.choice_hash not in probe.asked[0]
+    # What is on record of it is enough for another run that has no time.
+    ending = Ending(spent, [task], lambda _: {})
+    given = {"stop": ending.is_over, "decided": ending.decided}
+    (again,) = decisions([task], time, tmp_path, **given)
+    assert len(device.asked) == 2
+    assert again.winner == decision.winner
 
 
 def test_a_search_that_was_at_its_end_is_not_called_cut_short(tmp_path: Path) -> None:
