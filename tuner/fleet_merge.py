@@ -27,9 +27,13 @@ def merged_out(folder: Path, name: str, target: Target) -> Path:
 
 
 def refuse_foreign(out: Path, digests: Collection[str]) -> None:
-    """Refuse an output that was merged of other bundles than those that are kept.
+    """Refuse an output that was merged of other bundles than a fleet's own.
 
-    One that was merged of some of them is a fleet's own, and is made anew.
+    One that was merged of some of them is the fleet's too, and is made anew.
+
+    Args:
+        digests: Of the bundles that the fleet has: those that are kept, and those that
+            a budget has cut short and that their models go on from.
 
     Raises:
         FlytuneError: it is of others, or no merged bundle at all.

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import LLAMA
+from builds import LLAMA, QWEN2
 from fleets import ask, planned, publish
 from small_bundles import bare_manifest
 
 from flytune.caches.bundle import Bundle
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import plan as stage
+from flytune.tuner.fleet_merge import merge_fleet
 from flytune.tuner.going_on import check_place, goes_on, publish_at
 from flytune.tuner.plan import GIB
+from flytune.tuner.progress import Progress
 
 CUT = {"coverage": {"over_budget": ["bmm 32x(16, 128, 16)"]}}
 
@@ -73,3 +75,17 @@ def test_a_fleet_goes_on_with_what_was_cut_short(tmp_path: Path) -> None:
     (again,) = planned(tmp_path, LLAMA)
     assert again.kept is None
     assert again.plan.out == model.plan.out
+
+
+def test_a_fleet_goes_on_whose_bundles_are_merged_already(tmp_path: Path) -> None:
+    first, second = planned(tmp_path, LLAMA, QWEN2)
+    publish(first, **CUT)
+    publish(second)
+    bundles = [(m.name, Bundle.open(m.plan.out)) for m in (first, second)]
+    out = merge_fleet(bundles, tmp_path, "fleet", first.options, Progress())
+    assert out is not None
+    kept = [model.kept is not None for model in planned(tmp_path, LLAMA, QWEN2)]
+    assert kept == [False, True]
+    # A fleet without the one that goes on has not made it.
+    with pytest.raises(FlytuneError, match="was not merged of this fleet's bundles"):
+        planned(tmp_path, QWEN2)
