@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flytune.caches.columns import SHAPE_COLUMNS, Status
+from flytune.caches.columns import BUDGET, SHAPE_COLUMNS, Status
 from flytune.caches.lists import TunedList
 from flytune.caches.records import TuningRecord
 from flytune.caches.regression.spread import round_error
@@ -168,8 +168,13 @@ def settled(known: Known, timed: Timed) -> Decision | None:
 
 
 def is_decided(tuned: TunedList) -> bool:
-    """Whether a list had a choice, and a winner with a time."""
+    """Whether a list had a choice, and a winner with a time, and was not cut short.
+
+    What a budget has left of a search may be the best.
+    """
     winner = tuned.winner
+    if any(record.pruned_by == BUDGET for record in tuned.records):
+        return False
     return len(tuned.records) > 1 and winner is not None and bool(winner.median_us)
 
 

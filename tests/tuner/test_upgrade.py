@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes import candidate, library, task
 
-from flytune.caches.columns import Status
+from flytune.caches.columns import BUDGET, Status
 from flytune.caches.host import Part
 from flytune.caches.lists import lists_of
 from flytune.caches.records import TuningRecord
@@ -157,6 +157,14 @@ def test_what_was_not_decided_by_times_is_not_known() -> None:
     untimed = [replace(r, median_us=None, samples_us=()) for r in DECIDED.records]
     for records in (untimed, [replace(r, winner=False) for r in DECIDED.records], []):
         assert upgrade(records).known(NEW) is None
+
+
+def test_what_a_budget_cut_short_is_not_known() -> None:
+    left = replace(DECIDED.records[-1], median_us=None, samples_us=(), pruned_by=BUDGET)
+    assert upgrade([*DECIDED.records[:-1], left]).known(NEW) is None
+    # What a model has left out is decided.
+    by_model = replace(left, pruned_by="model")
+    assert upgrade([*DECIDED.records[:-1], by_model]).known(NEW) is not None
 
 
 def test_candidates_that_hashes_alone_tell_apart_are_not_known() -> None:
