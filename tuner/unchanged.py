@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flytune.caches.manifest import Manifest, canonical_json
-from flytune.caches.packing import pack
 from flytune.caches.provenance import provenance
 from flytune.caches.verify import verify_directory
 from flytune.tuner.build_identity import build_identity
+from flytune.tuner.going_on import publish_at
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
@@ -83,7 +83,7 @@ def publish_unchanged(
         # What was run at all sizes is on record; this is what was run here.
         verify = {**(manifest.verify or {}), "again": verdict.to_json()}
         manifest = with_stages(replace(manifest, verify=verify), progress)
-        pack(staging, manifest, plan.out, keys=keys)
+        publish_at(staging, manifest, plan, options, keys)
     return Built(plan.out, manifest, verdict)
 
 

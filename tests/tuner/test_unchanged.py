@@ -16,8 +16,10 @@ from flytune.caches.packing import pack
 from flytune.caches.records import RECORDS_NAME, write_records
 from flytune.caches.target import Target
 from flytune.caches.verdict import Verdict, refused_bundle
+from flytune.shapes.errors import FlytuneError
 from flytune.shapes.registry import find_model
 from flytune.tuner import unchanged
+from flytune.tuner.build_identity import build_identity
 from flytune.tuner.older import OlderBundle
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import Built, model_row
@@ -121,6 +123,30 @@ def test_what_hits_is_published_with_the_files_of_before(
     assert new.provenance["ceilings"] == {"copy_gb_s": 3.0}
     assert new.provenance["build"].startswith(f"{tmp_path.name}-")
     assert [path.name for path in tmp_path.glob(".flytune-pack-*")] == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_this_build_had_cut_short_gives_way(
+    publish: Publish, tmp_path: Path, same: bool
+) -> None:
+    plan: Any = SimpleNamespace(**vars(PLAN), work=tmp_path)
+    build = build_identity(plan, OPTIONS)
+    short = manifest(
+        coverage={"search": "default", "planned": 2, "over_budget": ["bmm"]},
+        provenance={"build": build if same else "another"},
+    )
+    staged = tmp_path / "short"
+    (staged / "inductor").mkdir(parents=True)
+    write_records((), staged / RECORDS_NAME)
+    pack(staged, short, tmp_path / "new", keys=[own_key()])
+    if not same:
+        with pytest.raises(FlytuneError, match="output exists"):
+            publish(HITS)
+        return
+    assert publish(HITS) is not None
+    whole = Bundle.open(tmp_path / "new")
+    assert "over_budget" not in whole.manifest.coverage
+    assert whole.manifest.files == Bundle.open(tmp_path / "old").manifest.files
 
 
 def test_what_does_not_hit_any_more_goes_the_long_way(
