@@ -118,7 +118,8 @@ class Account(Unaccounted):
         limit_s = allowance.left_s() + allowance.meter.seconds
         self.expected = self.first.within(limit_s)
         """Of as much as the budget allows."""
-        self._refined = self.first
+        self.refined = self.first
+        """The same, once the lists are known."""
         self._journal: Journal | None = None
         self._compiled: dict[str, Candidate] = {}
         self._waiting: frozenset[object] = frozenset()
@@ -167,14 +168,14 @@ class Account(Unaccounted):
             self._compiled |= to_compile(task, store.has)
         if self._amounts.devices:
             self.allowance.meter.hold(self._amounts.devices)
-        expected = self._refined
+        expected = self.refined
         parts = self._estimator.parts(self._amounts)
         now = refined(parts, expected.parts, dict(progress.parts()))
-        self._refined = self._estimate(self._amounts, now)
-        more_s = self._refined.after_tuning_s - expected.after_tuning_s
+        self.refined = self._estimate(self._amounts, now)
+        more_s = self.refined.after_tuning_s - expected.after_tuning_s
         self.allowance.reserve_s += more_s
-        progress.say(now_line(self._refined))
-        if line := short_line(self._refined, self.allowance):
+        progress.say(now_line(self.refined))
+        if line := short_line(self.refined, self.allowance):
             progress.say(line)
 
     def end_tuning(
@@ -219,7 +220,7 @@ class Account(Unaccounted):
         took_s, meter = progress.elapsed_s, self.allowance.meter
         # Of a fleet's time a model has its own share.
         gpu_s = meter.gpu_seconds * took_s / max(meter.seconds, took_s)
-        closed = closed_row(self.expected, self._refined, took_s, gpu_s)
+        closed = closed_row(self.expected, self.refined, took_s, gpu_s)
         row = {"estimate": {**closed, "slots": self._amounts.slots}}
         if self._budget_row is not None:
             row["budget"] = self._budget_row

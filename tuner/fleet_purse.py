@@ -11,8 +11,8 @@ from flytune.tuner.spent_words import estimate_line, short_line, took_text
 class FleetPurse:
     """Divides a budget by what the models' tuning is expected to take.
 
-    What one leaves is there for those after it; what all of their bakes take is kept
-    for them from the start.
+    What one leaves is there for those after it; what all of their bakes take, by all
+    that is known of each, is kept for them from the start.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -61,7 +61,7 @@ class FleetPurse:
         if account is None or account not in self._waiting:
             return
         allowance = account.allowance
-        kept_s = sum(one.first.after_tuning_s for one in self._accounts)
+        kept_s = sum(one.refined.after_tuning_s for one in self._accounts)
         whole = Allowance(allowance.budget, allowance.price, self._meter, kept_s)
         expected = [one.first.parts.get("tune", 0.0) for one in self._waiting]
         own = account.first.parts.get("tune", 0.0)

@@ -1,6 +1,8 @@
 """One budget, divided among the models of a fleet."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from builds import LLAMA, QWEN2
@@ -43,6 +45,25 @@ def test_all_models_have_one_budget(
     assert second.allowance.tuning_s() == pytest.approx(600 - kept_s - 100)
     purse.close(Progress())
     assert "took 1 min 40 s; estimated " in capsys.readouterr().err
+
+
+def test_a_bake_that_turned_out_slower_is_kept_for(tmp_path: Path) -> None:
+    models = planned(tmp_path, LLAMA, QWEN2, budget=parse_budget("30m"))
+    purse = FleetPurse(Meter(lambda: 0.0))
+    first, second = (purse.open(model.prepared, 1.0) for model in models)
+    purse.begin(first)
+    before_s = first.allowance.reserve_s
+    # Listing took far longer than was expected, and so will the bake.
+    progress: Any = SimpleNamespace(
+        parts=lambda: (("enumerate", 3600.0),), say=lambda _: None
+    )
+    farm: Any = SimpleNamespace(capacity=lambda: (1, 0))
+    first.begin_tuning([], farm, first.heat({}, ()), progress)
+    assert first.allowance.reserve_s > before_s
+    assert first.refined.after_tuning_s > first.first.after_tuning_s
+    purse.begin(second)
+    kept_s = first.refined.after_tuning_s + second.first.after_tuning_s
+    assert second.allowance.reserve_s == pytest.approx(kept_s)
 
 
 def test_a_budget_that_is_short_says_so_before_the_start(
