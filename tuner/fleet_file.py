@@ -193,6 +193,10 @@ def _option_words(
         if not isinstance(value, int) or isinstance(value, bool):
             raise refused("a number")
         yield from (word, str(value))
+    elif isinstance(option.type, click.types.FloatParamType):
+        if type(value) not in (int, float, str):
+            raise refused("a number")
+        yield from (word, str(value))
     else:
         yield from (word, _text(key, value, refused))
 

@@ -69,6 +69,11 @@ def invoke(folder: Path, text: str, *words: str) -> Result:
         (f"{MODEL}ray = 'auto'", "key is of [defaults] alone: `ray`", ""),
         (f"{MODEL}tp = '2'", "`tp` must be a number: `2`", ""),
         (f"{MODEL}tp = true", "`tp` must be a number: `True`", ""),
+        (
+            "[defaults]\ngpu-hour-price = true\n" + MODEL,
+            "[defaults]: `gpu-hour-price` must be a number: `True`",
+            "",
+        ),
         (f"{MODEL}dynamic = 1", "`dynamic` must be true or false: `1`", ""),
         (f"{MODEL}policy = 3", "`policy` must be a string: `3`", ""),
         (f"{MODEL}tokens = 1.5", "`tokens` must be a string, a number, or", ""),
@@ -109,6 +114,13 @@ def test_a_value_that_a_build_refuses_names_its_table(
     where = f"{tmp_path / 'fleet.toml'}: [[models]] 1 ({LLAMA})"
     assert result.stderr.startswith(f"error: {where}: {error}")
     assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("price", ["4.5", "4", "'4.5'"])
+def test_a_price_is_a_number(tmp_path: Path, asked: list[Asked], price: str) -> None:
+    text = f"[defaults]\ngpu-hour-price = {price}\n{MODEL}"
+    assert invoke(tmp_path, text).stderr == "error: planned\n"
+    assert asked[0].options.gpu_hour_price == float(price.strip("'"))
 
 
 @pytest.mark.parametrize("content", [b"[[models", b"\xff\xfe", b" " * (2**20 + 1)])
