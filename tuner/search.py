@@ -109,7 +109,8 @@ def search(
         ending = Ending(
             *(account.allowance, waiting, quarantine.refusals), in_turn=account.in_turn
         )
-        work = Work(farm, plan, options, progress, quarantine, ending.is_over)
+        holding = (ending.is_over, account.allowance.meter.hold)
+        work = Work(farm, plan, options, progress, quarantine, *holding)
         time = functools.partial(ending.timed, work)
         known = _known(waiting, upgrade)
         rest = functools.partial(_whole, time, known)

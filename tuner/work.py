@@ -46,14 +46,16 @@ class Work:
         progress: Progress,
         quarantine: Quarantine,
         stop: Callable[[], bool] = lambda: False,
+        hold: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Take the workers of a farm.
 
         Args:
+            hold: Told how many accelerators there are, which come and go.
             stop: Once it says True no list and no candidate is begun: lists that are
                 not timed by then are not yielded.
         """
-        self._stop = stop
+        self._stop, self._hold = stop, hold
         self._farm, self._store = farm, BuiltKernels(plan.work / "built")
         self._plan = plan
         self._options, self._progress = options, progress
@@ -134,6 +136,9 @@ class Work:
     def _joined(self) -> Iterable[Run]:
         """Return the accelerators that have joined the cluster."""
         new = self._farm.joined_runners(device_of(self._plan), threads=1)
+        # While there is none those that were are counted: they come back, or it fails.
+        if self._farm.devices:
+            self._hold(self._farm.devices)
         self._runners += new
         return self._runs(new)
 

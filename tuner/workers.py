@@ -73,6 +73,8 @@ class Farm:
         self._device_nodes: set[str] = set()
         """Nodes whose devices have runners, by Ray's name."""
         self._looked = self._had_device = -math.inf
+        self.devices = 0
+        """Accelerators of the cluster when they were last looked for."""
 
     def __enter__(self) -> "Farm":
         self._session.__enter__()
@@ -176,6 +178,7 @@ class Farm:
         self._looked = now
         require_head()
         gpus = self._gpus()
+        self.devices = sum(gpus.values())
         if gpus:
             self._had_device = now
         elif self._deadlines.absent_s < now - self._had_device < math.inf:

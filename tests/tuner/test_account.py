@@ -52,7 +52,7 @@ class Hand:
 def work_on(clock: Hand, asked: list[int]) -> Callable[..., Any]:
     class Work:
         def __init__(self, *given: Any) -> None:
-            self._stop = given[-1]
+            self._stop = given[5]
 
         def built(self, tasks: Sequence[TuneTask]) -> dict[str, BuildResult]:
             names = (c.choice_hash for t in tasks for c in t.offered.candidates)

@@ -12,6 +12,7 @@ from fakes import candidate, library, task
 from flytune.caches.columns import Status
 from flytune.tuner.built_kernels import BUILT_NAME, BuiltKernels
 from flytune.tuner.candidate import BuildResult, Candidate, TuneTask
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.progress import Progress
 from flytune.tuner.quarantine import Quarantine
 from flytune.tuner.work import Work
@@ -107,6 +108,31 @@ def test_the_one_that_is_excluded_costs_the_others_nothing(tmp_path: Path) -> No
     assert farm.asked == ["b16", "c", "a32"]
     assert results["a16"].status is not Status.OK
     assert results["a64"].status is Status.OK
+
+
+def test_devices_that_come_and_go_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flytune.tuner import work as work_module
+    from flytune.tuner import workers
+
+    there = [{"a": 4}, {"a": 4, "b": 2}, {}, {"b": 2}]
+    monkeypatch.setattr(workers, "_LOOK_S", -1.0)
+    monkeypatch.setattr(workers, "require_head", lambda: None)
+    monkeypatch.setattr(workers.Farm, "_gpus", lambda _: there.pop(0))
+    monkeypatch.setattr(workers.Farm, "_runner", lambda *_: None)
+    monkeypatch.setattr(workers.Farm, "_made", lambda *_: ())
+    monkeypatch.setattr(work_module, "device_of", lambda _: None)
+    plan: Any = SimpleNamespace(work=tmp_path)
+    options: Any = None
+    quarantine = Quarantine(tmp_path / "quarantine", "device", frozenset())
+    held: list[int] = []
+    farm = workers.Farm("auto", {}, Deadlines())
+    work = Work(farm, plan, options, Progress(), quarantine, hold=held.append)
+    while there:
+        assert list(work._joined()) == []
+    # Where there is none the last ones are counted on.
+    assert held == [4, 6, 2]
 
 
 def test_lists_are_complete_with_the_results_of_others(
