@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from flytune.caches.device_profile import find_profile
+from flytune.shapes.errors import FlytuneError
 from flytune.tuner.build import signing_keys
 from flytune.tuner.build_place import Wish
 from flytune.tuner.cluster_build import Request
@@ -102,6 +103,12 @@ def build_fleet_remotely(
 def _run(
     options: BuildOptions, builds: Sequence[RemoteBuild], luggage: Luggage
 ) -> bool:
+    if len(builds) > 1 and options.budget is not None and options.budget.kind != "time":
+        # Each would spend all of it: nobody counts for several builds at once.
+        raise FlytuneError(
+            f"a budget of GPUs for several builds on a cluster: {options.budget.text}",
+            hint="give a time, such as --budget 30m, or build for one target at a time",
+        )
     keys = signing_keys(options, Progress())
     assert options.ray is not None
     with _packed(luggage) as sent:

@@ -136,6 +136,26 @@ def test_models_of_a_target_are_built_together(asked: Asked, tmp_path: Path) -> 
     assert asked.files[f"files/0/{LLAMA.name}"] == LLAMA.read_text()
 
 
+@pytest.mark.parametrize("budget", ["4gpu-h", "$20"])
+def test_no_budget_of_gpus_is_spent_by_each_of_several_builds(
+    asked: Asked, budget: str
+) -> None:
+    words = ("--model", "Qwen3-4B", "--gpu-hour-price", 4.5, "--target", "h200")
+    said = f"error: a budget of GPUs for several builds on a cluster: {budget}\n"
+    result = build(*words, "--target", "mi355x", "--budget", budget)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(said)
+    Path("f.toml").write_text(
+        f'[defaults]\nbudget = "{budget}"\ngpu-hour-price = 4.5\n'
+        '[[models]]\nmodel = "Qwen3-4B"\ntarget = ["h200", "mi355x"]\n'
+    )
+    assert build("--models", "f.toml", "--out", "all").stderr.startswith(said)
+    assert asked.builds == ()
+    assert build(*words, "--budget", budget).exit_code == 0
+    assert build(*words, "--target", "mi355x", "--budget", "30m").exit_code == 0
+    assert len(asked.builds) == 2
+
+
 def test_what_is_at_home_already_ends_it_first(asked: Asked) -> None:
     Path("b.tar.zst").touch()
     result = build("--model", "Qwen3-4B", "--out", "b.tar.zst")
