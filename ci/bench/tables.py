@@ -12,7 +12,7 @@ from typing import Any
 
 from results import RESULTS
 from tables_amd import compile_text, coverage_text
-from tables_cluster import cluster_faults_text, scale_text
+from tables_cluster import scale_text
 from tables_faults import faults_text, fuzz_text
 from tables_search import gate_text, smart_text, tokens_text
 from tables_token import first_token_text
@@ -286,7 +286,6 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "smart_tokens": tokens_text,
     "gate": gate_text,
     "scale": scale_text,
-    "cluster_faults": cluster_faults_text,
 }
 
 if __name__ == "__main__":

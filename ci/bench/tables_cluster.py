@@ -1,4 +1,4 @@
-"""The README's tables of clusters, simulated and broken, from result files."""
+"""The README's table of simulated clusters, from its result file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,27 +31,4 @@ def _cluster(row: Row) -> str:
         f"{row['took_s']:,.0f} s | {row['efficiency_pct']:.0f} % | "
         f"{row['devices_busy_pct']:.0f} % | {row['driver_ms']:.4f} ms | "
         f"{row['driver_and_ray_ms']:.3f} ms | {row['all_ms']:.3f} ms |"
-    )
-
-
-def cluster_faults_text(result: Mapping[str, Any]) -> str:
-    """Return what was killed, and what it cost."""
-    figures = result["figures"]
-    lines = [
-        f"A build of {figures['records']:,} candidates, in peace and under SIGKILL: "
-        f"{figures['differ']} of {figures['records']:,} records differ.",
-        "",
-        "| | took | killed | drivers | compiled again | lists timed again |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *map(_build, result["rows"]),
-    ]
-    return "\n".join(lines)
-
-
-def _build(row: Row) -> str:
-    kills = ", ".join(f"{number} x {what}" for what, number in row["kills"].items())
-    return (
-        f"| {row['faults']} | {row['took_s']:.0f} s | {kills or 'nothing'} | "
-        f"{row['drivers']} | {row['compiled_again']} of {row['compilations']} | "
-        f"{row['timed_again']} |"
     )
