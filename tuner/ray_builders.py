@@ -7,7 +7,7 @@ another or its disk full, is left out; what it was given goes to others.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flytune.caches.columns import Status
@@ -38,6 +38,11 @@ class _Running:
     done: int = 0
     deadline: float = math.inf
     """Others may use the cluster: the clock starts when the task does."""
+
+    @property
+    def left(self) -> tuple[Candidate, ...]:
+        """Those without a result."""
+        return tuple(self.candidates[self.done :])
 
 
 @dataclass(slots=True)
@@ -74,7 +79,8 @@ class RayBuilders:
         self._profile, self._deadlines = profile, deadlines
         self._limits, self._expected = limits, expected
         self._running: dict[Any, _Running] = {}
-        self._nodes: Sequence[Mapping[str, Any]] = ()
+        self._slots, self._needs = 0, build_needs(())
+        """What the nodes that are fit allow at once, and each build asks of one."""
         self._counted = -math.inf
         self._task: tuple[Any, Any] | None = None
 
@@ -87,15 +93,15 @@ class RayBuilders:
         Raises:
             FlytuneError: there is no node to build on, and was none for long.
         """
-        slots = builds_at_once(self._fit_nodes())
-        if slots:
+        self._count_nodes()
+        if self._slots:
             self._limits.absent_since = math.inf
         elif self._limits.absent_since == -math.inf:
             raise FlytuneError("no node of the Ray cluster has a core to build on")
         else:
             self._limits.absent_since = min(self._limits.absent_since, time.monotonic())
             self._check_absence()
-        return int(min(2 * slots, self._limits.most))
+        return int(min(2 * self._slots, self._limits.most))
 
     def submit(self, batch: Sequence[Candidate]) -> None:
         """Hand out a batch."""
@@ -134,14 +140,11 @@ class RayBuilders:
 
     def _remote(self) -> Any:
         """Return the task, which Ray need not be told of anew each time."""
-        needs, unfit = (
-            build_needs(self._fit_nodes()),
-            ",".join(sorted(self._limits.unfit)),
-        )
-        if self._task is None or self._task[0] != (needs, unfit):
+        unfit = ",".join(sorted(self._limits.unfit))
+        if self._task is None or self._task[0] != (self._needs, unfit):
             task = remote_build(
                 build_in_worker,
-                needs,
+                self._needs,
                 self._profile,
                 num_returns="streaming",
                 _generator_backpressure_num_objects=_MOST_UNTAKEN,
@@ -149,7 +152,7 @@ class RayBuilders:
             if unfit:
                 selector = {"ray.io/node-id": f"!in({unfit})"}
                 task = task.options(label_selector=selector)
-            self._task = ((needs, unfit), task)
+            self._task = ((self._needs, unfit), task)
         return self._task[1]
 
     def _told(self, stream: Iterator[Any]) -> Iterator[BuildEvent]:
@@ -167,13 +170,12 @@ class RayBuilders:
             if running.done < len(running.candidates):
                 return
         del self._running[stream]
-        left = tuple(running.candidates[running.done :])
-        if not left:
+        if not running.left:
             yield Ended()
         elif isinstance(told, Lost):
-            yield Lost(left, told.status, told.reason, told.blames)
+            yield replace(told, candidates=running.left)
         else:
-            yield Lost(left, blames=False)
+            yield Lost(running.left, blames=False)
 
     def _late(self) -> Iterator[BuildEvent]:
         import ray
@@ -182,11 +184,9 @@ class RayBuilders:
         late = [s for s, running in self._running.items() if now > running.deadline]
         for stream in late:
             ray.cancel(stream, force=True)
-            running = self._running.pop(stream)
-            left = tuple(running.candidates[running.done :])
-            yield Lost(
-                left, Status.TIMEOUT, f"no result in {self._deadlines.build_s} s"
-            )
+            left = self._running.pop(stream).left
+            words = f"no result in {self._deadlines.build_s} s"
+            yield Lost(left, Status.TIMEOUT, words)
 
     def _leave_out(self, told: Unfit) -> None:
         """Use a node no more.
@@ -196,21 +196,22 @@ class RayBuilders:
         """
         self._limits.unfit[told.node] = told.reason
         self._counted = -math.inf
-        if not builds_at_once(self._fit_nodes()):
+        self._count_nodes()
+        if not self._slots:
             refuse_full_disk(told.reason)
             raise FlytuneError(f"no node of the cluster can build: {told.reason}")
 
-    def _fit_nodes(self) -> Sequence[Mapping[str, Any]]:
+    def _count_nodes(self) -> None:
+        """Look at the nodes, where it was not just done: batches are many."""
         import ray
 
         if time.monotonic() - self._counted > _NODES_S:
             # Without one Ray waits for minutes, and then ends this process.
             require_head()
-            self._nodes = [
-                n for n in ray.nodes() if n.get("NodeID") not in self._limits.unfit
-            ]
+            unfit = self._limits.unfit
+            fit = [node for node in ray.nodes() if node.get("NodeID") not in unfit]
+            self._slots, self._needs = builds_at_once(fit), build_needs(fit)
             self._counted = time.monotonic()
-        return self._nodes
 
     def _check_absence(self) -> None:
         most_s = self._deadlines.absent_s
