@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from made_up import made_up_task
 from ray import cloudpickle
 
 from flytune.caches.columns import Status
@@ -29,9 +30,7 @@ from flytune.tuner.candidate import (
     CPP,
     BuildResult,
     Candidate,
-    CandidateList,
     RunResult,
-    TensorSpec,
     TuneTask,
 )
 from flytune.tuner.deadlines import Deadlines
@@ -125,31 +124,23 @@ def _timed(name: str) -> RunResult:
 
 def tasks_of(lists: int, seconds: float, notes: Path) -> list[TuneTask]:
     """Return so many lists."""
-    tasks = []
-    for number in range(lists):
-        candidates = tuple(
-            Candidate(
-                CPP,
-                "fake",
-                json.dumps({"name": f"{number}-{at}"}),
-                f"{number}-{at}",
-                cloudpickle.dumps(Sleeps(f"{number}-{at}", seconds, notes)),
-            )
-            for at in range(LIST)
+    return [_task(number, seconds, notes) for number in range(lists)]
+
+
+def _task(number: int, seconds: float, notes: Path) -> TuneTask:
+    shape = GemmShape(op="mm", m=1, n=16, k=16 * (number + 1), module=str(number))
+    names = (f"{number}-{at}" for at in range(LIST))
+    some = (
+        Candidate(
+            CPP,
+            "fake",
+            json.dumps({"name": name}),
+            name,
+            cloudpickle.dumps(Sleeps(name, seconds, notes)),
         )
-        offered = CandidateList(
-            op="mm",
-            inputs_key=str(number),
-            precision="highest",
-            inputs=(),
-            output=TensorSpec((), (), "bfloat16"),
-            candidates=candidates,
-            piece="",
-            tokens=1,
-        )
-        shape = GemmShape(op="mm", m=1, n=16, k=16 * (number + 1), module=str(number))
-        tasks.append(TuneTask(shape, offered, (shape.module,)))
-    return tasks
+        for name in names
+    )
+    return made_up_task(number, shape, some)
 
 
 def plan_in(work: Path) -> Plan:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from made_up import made_up_task
 from ray_calls import RayCalls, measure_calls
 from results import RESULTS, ROOT, write_result
 from simulated import Clock, SimulatedBuilders, SimulatedDevices
@@ -30,8 +31,6 @@ from flytune.tuner.batches import build_batches
 from flytune.tuner.candidate import (
     TRITON,
     Candidate,
-    CandidateList,
-    TensorSpec,
     TuneTask,
 )
 from flytune.tuner.decision import decide
@@ -121,19 +120,9 @@ def _tasks(candidates: int) -> list[TuneTask]:
 
 def _task(number: int) -> TuneTask:
     shape = GemmShape(op="mm", m=number + 1, n=4096, k=4096)
-    offered = CandidateList(
-        op="mm",
-        inputs_key=str(number),
-        precision="highest",
-        inputs=(),
-        output=TensorSpec((), (), "bfloat16"),
-        candidates=tuple(
-            Candidate(TRITON, "mm", "{}", f"{number} {at}", b"") for at in range(LIST)
-        ),
-        piece="",
-        tokens=shape.m,
-    )
-    return TuneTask(shape, offered, ("",))
+    names = (f"{number} {at}" for at in range(LIST))
+    some = (Candidate(TRITON, "mm", "{}", name, b"") for name in names)
+    return made_up_task(number, shape, some)
 
 
 def _durations(tasks: Sequence[TuneTask], seed: int) -> Durations:
