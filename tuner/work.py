@@ -119,8 +119,7 @@ class Work:
         with self._progress.stage("tune", len(groups) + len(tasks)) as stage:
             building = self._building(groups, stage)
             given = (tasks, built, building, self._pool, self._stop)
-            timing = timed_while_building(*given)
-            for timed in timing:
+            for timed in timed_while_building(*given):
                 if any(result.disturbed for result in timed.results):
                     now = self._farm.throttle()
                     self._progress.say(f"time: disturbed; {now} builds at once now")
