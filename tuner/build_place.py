@@ -12,7 +12,7 @@ from typing import Any
 from flytune.caches.device_profile import DeviceProfile
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.cluster_build import ClusterBuild, Request, place_of
-from flytune.tuner.nodes import NODE_S
+from flytune.tuner.nodes import NODE_S, there_only
 from flytune.tuner.placement import AskedNodes, device_nodes
 
 NAMESPACE = "flytune"
@@ -43,7 +43,6 @@ def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
         FlytuneError: there is no node for it.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if _running(request):
         return False
@@ -56,7 +55,7 @@ def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
             namespace=NAMESPACE,
             lifetime="detached",
             runtime_env={"env_vars": env},
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            scheduling_strategy=there_only(node),
         )
         .remote(request)
     )
@@ -126,15 +125,14 @@ def _no_node(what: str, asked: AskedNodes) -> FlytuneError:
 def _with_earlier_work(nodes: Sequence[str], request: Request) -> str:
     """Return the node where the same build was stopped, or the first."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if len(nodes) == 1:
         return nodes[0]
     remote = ray.remote(num_cpus=0, max_retries=0)(_has_work)
     answers = {
-        remote.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, False)
-        ).remote(request.digest): node
+        remote.options(scheduling_strategy=there_only(node)).remote(
+            request.digest
+        ): node
         for node in nodes
     }
     done, _ = ray.wait(list(answers), num_returns=len(answers), timeout=NODE_S)

@@ -14,7 +14,7 @@ from typing import Any
 
 from flytune.caches.child import FOREIGN
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner.nodes import check_nodes, last_line
+from flytune.tuner.nodes import check_nodes, last_line, there_only
 from flytune.tuner.ray_address import (
     CONNECT_S,
     HEALTH_S,
@@ -241,13 +241,10 @@ def _directory_of_job() -> Path:
 def _remove_worker_directories() -> None:
     """Remove on every node of a joined cluster what this driver's workers left."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(_remove_own)
     removals = [
-        remote.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], False)
-        ).remote()
+        remote.options(scheduling_strategy=there_only(node["NodeID"])).remote()
         for node in ray.nodes()
         if node["Alive"]
     ]

@@ -21,7 +21,7 @@ from flytune.tuner.cluster import (
     refuse_full_disk,
     require_head,
 )
-from flytune.tuner.nodes import difference_here, last_line
+from flytune.tuner.nodes import difference_here, last_line, there_only
 from flytune.tuner.runner import Device, DeviceLostError, Runner
 from flytune.tuner.timing import TimingPlan
 from flytune.tuner.vendors import VENDORS
@@ -205,7 +205,8 @@ class DeviceProcess:
         except broken.RayError as error:
             self.kill()
             if isinstance(error, broken.ActorUnschedulableError) and self._node:
-                raise _gone(self._node) from error
+                words = f"the node of a device has left: {self._node}"
+                raise DeviceGoneError(words) from error
             raise ray_failed("time", error) from error
 
     def _await_device(self) -> None:
@@ -240,7 +241,6 @@ class DeviceProcess:
 
     def _started(self) -> Any:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options: dict[str, Any] = {
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}}
@@ -254,8 +254,7 @@ class DeviceProcess:
             node, cores = own_cores(self._threads)
             gpus = 0
         if node is not None:
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            options["scheduling_strategy"] = strategy
+            options["scheduling_strategy"] = there_only(node)
         make = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(_RunnerActor)
         return make.options(**options).remote(self._device, self._make)
 
@@ -271,10 +270,6 @@ class DeviceProcess:
         if self._actor is not None:
             ray.kill(self._actor)
             self._actor, self._ready = None, False
-
-
-def _gone(node: str) -> DeviceGoneError:
-    return DeviceGoneError(f"the node of a device has left: {node}")
 
 
 def _death(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 from flytune.caches.target import PartStatus, Target, compare
 from flytune.shapes.errors import FlytuneError
@@ -25,14 +26,12 @@ def check_nodes(*, accelerator: bool, flydsl: bool) -> None:
         FlytuneError: a node differs in what decides kernels, or runs no flytune.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(kernel_target)
     asked, node_of = {}, {}
     for node in ray.nodes():
         if node["Alive"]:
-            there_only = NodeAffinitySchedulingStrategy(node["NodeID"], False)
-            on_node = remote.options(scheduling_strategy=there_only)
+            on_node = remote.options(scheduling_strategy=there_only(node["NodeID"]))
             name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
             reference = on_node.remote(accelerator=accelerator, flydsl=flydsl)
             asked[reference], node_of[reference] = name, node["NodeID"]
@@ -62,6 +61,17 @@ def check_nodes(*, accelerator: bool, flydsl: bool) -> None:
                 "accelerator torch, Triton, FlyDSL if it is asked for, and Python are "
                 "enough",
             )
+
+
+def there_only(node: str) -> Any:
+    """Return Ray's strategy of what runs on a node or fails.
+
+    Args:
+        node: By Ray's name of it.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def kernel_target(*, accelerator: bool, flydsl: bool) -> Target:

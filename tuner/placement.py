@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flytune.caches.device_profile import DeviceProfile, live_profile
-from flytune.tuner.nodes import NODE_S, last_line
+from flytune.tuner.nodes import NODE_S, last_line, there_only
 
 Tell = Callable[[], DeviceProfile | None]
 """Runs on a node, and returns the profile of its accelerators."""
@@ -107,13 +107,10 @@ def gpu_counts(nodes: list[Mapping[str, Any]]) -> dict[str, int]:
 
 def _ask(node: str, tell: Tell) -> Any:
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(_told)
-    there_only = NodeAffinitySchedulingStrategy(node, False)
-    return remote.options(scheduling_strategy=there_only, runtime_env=_SEEING).remote(
-        tell
-    )
+    on_node = remote.options(scheduling_strategy=there_only(node), runtime_env=_SEEING)
+    return on_node.remote(tell)
 
 
 def _told(tell: Tell) -> DeviceProfile | None:
