@@ -46,9 +46,6 @@ def publish_at(
 ) -> None:
     """Pack a bundle at a build's output, in place of one that it goes on from.
 
-    An archive takes the place of the old one at once. A directory cannot: the old one
-    is put aside first, and comes back where the new one fails to.
-
     Raises:
         FlytuneError: as `pack`.
     """
@@ -58,14 +55,26 @@ def publish_at(
         return
     with beside(out) as scratch:
         made = pack(staging, manifest, scratch / out.name, keys=keys)
-        if not out.is_dir():
-            made.replace(out)
-            return
-        old = scratch / "old"
-        os.rename(out, old)
-        try:
-            os.rename(made, out)
-        except OSError:
-            os.rename(old, out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        take_place(made, out, scratch)
+
+
+def take_place(made: Path, out: Path, scratch: Path) -> None:
+    """Give a bundle the name of one that it takes the place of.
+
+    An archive takes the place of the old one at once. A directory cannot: the old one
+    is put aside first, and comes back where the new one fails to.
+
+    Args:
+        scratch: A folder on the file system of both.
+    """
+    if not out.is_dir():
+        made.replace(out)
+        return
+    old = scratch / "old"
+    os.rename(out, old)
+    try:
+        os.rename(made, out)
+    except OSError:
+        os.rename(old, out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

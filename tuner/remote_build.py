@@ -5,9 +5,7 @@ not at all.
 """
 
 import contextlib
-import hashlib
 import os
-import tarfile
 import tempfile
 import time
 import warnings
@@ -18,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flytune.caches.bundle import ARCHIVE_SUFFIX, Bundle, writing
-from flytune.caches.packing import check_absent, publish, sign
-from flytune.caches.scratch import beside
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.bring_home import bring_home
 from flytune.tuner.build_place import NAMESPACE, Wish, begin
-from flytune.tuner.cluster_build import Line, Parcel, Request
+from flytune.tuner.cluster_build import Line, Request
 from flytune.tuner.nodes import last_line
 from flytune.tuner.own_wheel import own_wheel
 from flytune.tuner.placement import AskedNodes
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     Keys = Sequence[Ed25519PrivateKey]
 
 CLIENT, _JOBS = "ray://", ("http://", "https://")
-_READ_BYTES = 8 * 2**20
 # How long a build that was asked to stop may take; a bake's processes end first.
 _STOP_S = 60.0
 _SAID_S = 1.0
@@ -97,8 +92,7 @@ def build_remotely(
         try:
             _begin(ray, builds)
             _follow(ray, builds)
-            for build in builds:
-                _bring_home(ray, build, keys)
+            _bring_all_home(ray, builds, address, keys)
         except KeyboardInterrupt:
             _stop(ray, builds)
             raise
@@ -206,6 +200,24 @@ def _follow(ray: Any, builds: Sequence[RemoteBuild]) -> None:
             build.code = code
 
 
+def _bring_all_home(
+    ray: Any, builds: Sequence[RemoteBuild], address: str, keys: "Keys"
+) -> None:
+    """Bring home each build by itself: where one cannot come the others do."""
+    faults = []
+    for build in builds:
+        try:
+            with _losing(address):
+                bring_home(ray, build, keys)
+        except FlytuneError as error:
+            faults.append((build, error))
+    if faults:
+        *others, (_, last) = faults
+        for build, error in others:
+            click.echo(f"{build.prefix}error: {error.line}", err=True)
+        raise last
+
+
 def _print(build: RemoteBuild, lines: Sequence[Line]) -> None:
     build.seen += len(lines)
     for line in lines:
@@ -236,79 +248,3 @@ def _stop(ray: Any, builds: Sequence[RemoteBuild]) -> None:
         for build in begun:
             # With it ends what would not stop.
             ray.kill(build.actor)
-
-
-def _bring_home(ray: Any, build: RemoteBuild, keys: "Keys") -> None:
-    """Write what a build has made where it belongs, and say so."""
-    parcel: Parcel | None = ray.get(build.actor.parcel.remote())
-    bundles = []
-    if parcel is not None:
-        out = build.place(Path(parcel.name))
-        if build.request.several:
-            out.mkdir(exist_ok=True)
-        near = out / "bundles" if build.request.several else out
-        with writing(out, output=True), beside(near) as scratch:
-            whole = scratch / "whole"
-            _fetch(ray, build.actor, parcel, whole)
-            if parcel.name:
-                made = [(whole, out)]
-            else:
-                made = [(one, out / one.name) for one in _unpacked(whole, scratch)]
-            for path, there in made:
-                _publish(path, there, keys, scratch)
-                bundles.append(there)
-    if bundles and (build.code == 0 or not build.request.several):
-        ray.get(build.actor.clear.remote())
-    # With what it made it has no more to tell.
-    ray.kill(build.actor)
-    for text in build.results:
-        if not text.startswith("bundle  "):
-            click.echo(text)
-    for there in bundles:
-        click.echo(f"bundle  {there}")
-
-
-def _fetch(ray: Any, actor: Any, parcel: Parcel, path: Path) -> None:
-    """Write what was made there; a file that comes spoiled is an error."""
-    whole = hashlib.sha256()
-    with path.open("wb") as file:
-        for offset in range(0, parcel.size_bytes, _READ_BYTES):
-            part = ray.get(actor.read.remote(offset, _READ_BYTES))
-            whole.update(part)
-            file.write(part)
-    if whole.hexdigest() != parcel.sha256:
-        raise FlytuneError(
-            "what came from the cluster is not what was made there",
-            hint="the same command brings it again",
-        )
-
-
-def _unpacked(archive: Path, scratch: Path) -> list[Path]:
-    folder = scratch / "several"
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
-    return sorted(folder.iterdir())
-
-
-def _publish(path: Path, out: Path, keys: "Keys", scratch: Path) -> None:
-    """Check a bundle, sign it, and give it its name.
-
-    Raises:
-        FlytuneError: it is corrupt, or another bundle has the name.
-    """
-    bundle = Bundle.open(path)
-    if out.exists() and Bundle.open(out).digest == bundle.digest:
-        # A fleet that goes on.
-        return
-    check_absent(out)
-    bundle.check()
-    for key in keys:
-        sign(Bundle.open(path), key)
-    if out.name.endswith(ARCHIVE_SUFFIX):
-        path.rename(out)
-        return
-    bundle, placed = Bundle.open(path), scratch / "placed"
-    bundle.place(placed)
-    for name, content in bundle.heads().items():
-        (placed / name).write_bytes(content)
-    publish(placed, out)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from flytune.caches.bundle import Bundle
 from flytune.caches.device_profile import find_profile
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.build import signing_keys
@@ -20,6 +21,7 @@ from flytune.tuner.plan import check_output
 from flytune.tuner.progress import Progress
 from flytune.tuner.remote_build import RemoteBuild, build_remotely
 from flytune.tuner.sent_words import Luggage, build_digest
+from flytune.tuner.unreached import is_cut_short
 
 Place = Callable[[Path], Path]
 """From the name of what a build makes, where that belongs here."""
@@ -46,7 +48,7 @@ def build_one_remotely(
         if not folder.is_dir():
             check_output(folder)
     for out in outs:
-        if out is not None:
+        if out is not None and not _may_go_on(out, several):
             check_output(out)
     luggage, builds = Luggage(each[0].trust), []
     for options, out in zip(each, outs, strict=True):
@@ -142,6 +144,20 @@ def _build(
     profile = None if options.target is None else find_profile(options.target)
     wish = Wish(options.device, profile, options.runs_nothing)
     return RemoteBuild(request, wish, place, prefix)
+
+
+def _may_go_on(out: Path, several: bool) -> bool:
+    """Whether what is there may be of an earlier command: its end tells.
+
+    Args:
+        several: Whether some may be whole, and others have failed.
+    """
+    try:
+        provenance = Bundle.open(out).manifest.provenance
+    except (FlytuneError, OSError):
+        # Nothing is there, or something else than a bundle.
+        return False
+    return "build" in provenance and (several or is_cut_short(out))
 
 
 def _at(out: Path | None) -> Place:

@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 import ray
 from builds import environment
-from small_bundles import small_bundle
+from small_bundles import bare_manifest, small_bundle
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.keyring import own_key
+from flytune.caches.merge import merge
+from flytune.caches.merge_manifest import merged_from
+from flytune.caches.packing import pack
 from flytune.caches.trust import HERE, admit
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import cluster_build
+from flytune.tuner.bring_home import bring_home
 from flytune.tuner.build_place import Wish
 from flytune.tuner.cluster_build import ClusterBuild, Line, Request, place_of
-from flytune.tuner.remote_build import RemoteBuild, _bring_home, _follow
+from flytune.tuner.remote_build import RemoteBuild, _bring_all_home, _follow
 
 # What stands for `flytune build`: it copies the bundles that it is given.
 MADE = """
@@ -65,8 +69,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
 
 
-def asked(*words: Path | str, out: Path, several: bool = False) -> RemoteBuild:
-    request = Request("d", tuple(map(str, words)), several=several)
+def asked(
+    *words: Path | str, out: Path, several: bool = False, digest: str = "d"
+) -> RemoteBuild:
+    request = Request(digest, tuple(map(str, words)), several=several)
     build = RemoteBuild(request, Wish(), lambda _: out)
     build.actor = Direct(ClusterBuild(request))
     return build
@@ -82,7 +88,7 @@ def test_its_lines_and_its_bundle_come_home_and_are_signed_here(
     made, out = small_bundle(tmp_path, signed=False), tmp_path / "out.tar.zst"
     build = asked(made, out=out)
     follow(build)
-    _bring_home(build.actor, build, [own_key()])
+    bring_home(build.actor, build, [own_key()])
     said = capsys.readouterr()
     assert said.out == f"a result\nbundle  {out}\n"
     place = place_of("d") / "made"
@@ -99,7 +105,7 @@ def test_a_folder_at_home_gets_the_same_bundle(tmp_path: Path) -> None:
     made, out = small_bundle(tmp_path), tmp_path / "folder"
     build = asked(made, out=out)
     follow(build)
-    _bring_home(build.actor, build, [])
+    bring_home(build.actor, build, [])
     assert (out / "manifest.json").read_bytes() == Bundle.open(made).text
     Bundle.open(out).check()
 
@@ -113,12 +119,12 @@ def test_a_spoiled_journey_leaves_nothing_here_and_all_there(
     with monkeypatch.context() as patch:
         patch.setattr(ClusterBuild, "read", lambda *_: b"spoiled")
         with pytest.raises(FlytuneError, match="is not what was made there"):
-            _bring_home(build.actor, build, [])
+            bring_home(build.actor, build, [])
     assert not out.exists()
     # Its actor is gone since: the next command's finds what was made.
     again = asked(made, out=out)
     follow(again)
-    _bring_home(again.actor, again, [])
+    bring_home(again.actor, again, [])
     assert out.read_bytes() == made.read_bytes()
 
 
@@ -130,9 +136,94 @@ def test_what_appeared_at_home_meanwhile_is_kept(tmp_path: Path) -> None:
     small_bundle(tmp_path / "other", provenance={"other": 1}).rename(out)
     before = out.read_bytes()
     with pytest.raises(FlytuneError, match="output exists"):
-        _bring_home(build.actor, build, [])
+        bring_home(build.actor, build, [])
     assert out.read_bytes() == before
     assert place_of("d").exists()
+
+
+def of_build(folder: Path, build: str, **coverage: object) -> Path:
+    """A bundle of the build, whose time was cut short if its coverage says so."""
+    staged = folder / "staged"
+    (staged / "inductor").mkdir(parents=True)
+    (staged / "inductor" / folder.name).write_text(folder.name)
+    manifest = bare_manifest(
+        model={"name": build}, coverage=coverage, provenance={"build": build}
+    )
+    return pack(staged, manifest, folder / f"{build}.tar.zst")
+
+
+@pytest.mark.parametrize("name", ["out.tar.zst", "out"])
+def test_what_a_budget_cut_short_gives_way_to_the_same_build(
+    tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / name
+    short = of_build(tmp_path / "short", "a", over_budget=["bmm"])
+    whole = of_build(tmp_path / "whole", "a")
+    for made in (short, whole):
+        build = asked(made, out=out)
+        follow(build)
+        bring_home(build.actor, build, [own_key()])
+        assert Bundle.open(out).digest == Bundle.open(made).digest
+        Bundle.open(out).check()
+        admit(Bundle.open(out), HERE)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_whole_bundle_of_the_same_build_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = of_build(tmp_path / "first", "a")
+    before = out.read_bytes()
+    build = asked(of_build(tmp_path / "second", "a"), out=out)
+    follow(build)
+    bring_home(build.actor, build, [])
+    assert out.read_bytes() == before
+    said = capsys.readouterr()
+    assert f"kept: {out} is of this very build\n" in said.err
+    assert said.out.endswith(f"bundle  {out}\n")
+
+
+def test_what_was_merged_of_the_same_builds_gives_way(tmp_path: Path) -> None:
+    short = of_build(tmp_path / "short", "a", over_budget=["bmm"])
+    other = of_build(tmp_path / "other", "b")
+    out = tmp_path / "all.tar.zst"
+    merge([pinned(short), pinned(other)], out)
+    whole = of_build(tmp_path / "whole", "a")
+    merge([pinned(whole), pinned(other)], tmp_path / "made.tar.zst")
+    build = asked(tmp_path / "made.tar.zst", out=out)
+    follow(build)
+    bring_home(build.actor, build, [])
+    assert Bundle.open(whole).digest in merged_from(Bundle.open(out))
+    # Of fewer builds it is not the same.
+    build = asked(other, out=out)
+    follow(build)
+    with pytest.raises(FlytuneError, match="output exists"):
+        bring_home(build.actor, build, [])
+
+
+def pinned(bundle: Path) -> Path:
+    return Path(f"{bundle}@sha256:{Bundle.open(bundle).digest}")
+
+
+def test_a_build_comes_home_though_another_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken, out = tmp_path / "taken.tar.zst", tmp_path / "out.tar.zst"
+    taken.touch()
+    builds = []
+    for digest, where in (("d", taken), ("e", out), ("f", taken)):
+        made = of_build(tmp_path / digest, digest)
+        build = asked(made, out=where, digest=digest)
+        build.prefix = f"{digest}: "
+        follow(build)
+        builds.append(build)
+    capsys.readouterr()
+    with pytest.raises(FlytuneError):
+        _bring_all_home(builds[0].actor, builds, "ray://head:10001", [])
+    assert capsys.readouterr().err.startswith("d: error: ")
+    assert out.exists()
+    # Theirs wait there until there is room for them.
+    assert [place_of(d).exists() for d in "def"] == [True, False, True]
 
 
 def test_a_fleets_bundles_come_together_and_those_at_home_stay(tmp_path: Path) -> None:
@@ -144,7 +235,7 @@ def test_a_fleets_bundles_come_together_and_those_at_home_stay(tmp_path: Path) -
     build = asked("--miss", one, two, out=out, several=True)
     follow(build)
     assert build.code == 3
-    _bring_home(build.actor, build, [])
+    bring_home(build.actor, build, [])
     assert [p.name for p in sorted(out.iterdir())] == [
         "model-0.tar.zst",
         "model-1.tar.zst",
@@ -154,7 +245,7 @@ def test_a_fleets_bundles_come_together_and_those_at_home_stay(tmp_path: Path) -
     assert place_of("d").exists()
     again = asked(one, two, out=out, several=True)
     follow(again)
-    _bring_home(again.actor, again, [])
+    bring_home(again.actor, again, [])
     assert (out / "model-0.tar.zst").stat() == before
     assert not place_of("d").exists()
 
@@ -209,7 +300,7 @@ def test_what_was_brought_home_already_is_no_fault(tmp_path: Path) -> None:
     made, out = small_bundle(tmp_path, signed=False), tmp_path / "out.tar.zst"
     build = asked(made, out=out)
     follow(build)
-    _bring_home(build.actor, build, [own_key()])
+    bring_home(build.actor, build, [own_key()])
     assert build.actor._actor.parcel() is None
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from builds import LLAMA
 from click.testing import CliRunner, Result
+from small_bundles import bare_manifest
 
 from flytune.caches.device_profile import find_profile
+from flytune.caches.packing import pack
 from flytune.tuner import remote_command
 from flytune.tuner.cli import main
 from flytune.tuner.remote_build import RemoteBuild
@@ -165,6 +167,26 @@ def test_what_is_at_home_already_ends_it_first(asked: Asked) -> None:
     result = build("--models", "f.toml", "--out", "bundles")
     assert result.stderr.startswith("error: output exists: bundles\n")
     assert asked.builds == ()
+
+
+@pytest.mark.parametrize("provenance", [{"build": "a"}, {}])
+def test_what_was_cut_short_may_go_on(
+    asked: Asked, provenance: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "staged" / "inductor").mkdir(parents=True)
+    (tmp_path / "staged" / "inductor" / "graph").touch()
+    for name, coverage in (("short", {"over_budget": ["bmm"]}), ("whole-h200", {})):
+        manifest = bare_manifest(coverage=coverage, provenance=provenance)
+        pack(tmp_path / "staged", manifest, tmp_path / f"{name}.tar.zst")
+    words = ("--model", "Qwen3-4B", "--out")
+    targets = ("whole-{target}.tar.zst", "--target", "h200", "--target", "mi355x")
+    expected = 0 if provenance else 1
+    assert build(*words, "short.tar.zst").exit_code == expected
+    assert build(*words, *targets).exit_code == expected
+    assert len(asked.builds) == 2 * (1 - expected)
+    # Nothing of it is left to be done.
+    result = build(*words, "whole-h200.tar.zst")
+    assert result.stderr.startswith("error: output exists: whole-h200.tar.zst\n")
 
 
 def test_what_cannot_be_sent_or_written_is_one_line_before_it_is(
