@@ -5,6 +5,7 @@ beside it, so the driver is on a node with the target's accelerator, or for a CP
 with cores.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from flytune.tuner.placement import AskedNodes, device_nodes
 NAMESPACE = "flytune"
 # What is said, what is read and a stop come at once.
 _CALLS_AT_ONCE = 4
+# Ray kills while others go on.
+_KILL_S = 30.0
 _HEAD = "node:__internal_head__"
 
 
@@ -65,13 +68,38 @@ def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
 
 
 def _running(request: Request) -> bool:
+    """Whether a build is there to be followed, or waits to be brought home.
+
+    One that has ended gives way where it has made nothing, or is to be forgotten.
+    """
     import ray
 
     try:
-        ray.get_actor(request.actor, NAMESPACE)
-    except ValueError:
+        actor = ray.get_actor(request.actor, NAMESPACE)
+        has_ended, has_made = ray.get(actor.state.remote())
+    except (ValueError, ray.exceptions.ActorDiedError):
         return False
-    return True
+    except ray.exceptions.ActorUnavailableError:
+        # Who follows it sees whether it comes back.
+        return True
+    if not has_ended or (has_made and not request.fresh):
+        return True
+    ray.kill(actor)
+    _wait_for_name(request)
+    return False
+
+
+def _wait_for_name(request: Request) -> None:
+    """Wait until an actor that was killed has its name no longer."""
+    import ray
+
+    until = time.monotonic() + _KILL_S
+    while time.monotonic() < until:
+        try:
+            ray.get_actor(request.actor, NAMESPACE)
+        except ValueError:
+            return
+        time.sleep(0.1)
 
 
 def _fit_nodes(wish: Wish, asked: AskedNodes) -> list[str]:

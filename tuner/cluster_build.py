@@ -105,6 +105,10 @@ class ClusterBuild:
             )
             return self._lines[after:], self._code
 
+    def state(self) -> tuple[bool, bool]:
+        """Return whether the build has ended, and whether it has made anything."""
+        return self._code is not None, bool(self._bundles())
+
     def stop(self) -> None:
         """Let the build end, as a Ctrl-C does."""
         with self._news:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from flytune.caches.trust import HERE, admit
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import cluster_build
 from flytune.tuner.bring_home import bring_home
-from flytune.tuner.build_place import Wish
+from flytune.tuner.build_place import Wish, _running
 from flytune.tuner.cluster_build import ClusterBuild, Line, Request, place_of
 from flytune.tuner.remote_build import RemoteBuild, _bring_all_home, _follow
 
@@ -302,6 +303,48 @@ def test_what_was_brought_home_already_is_no_fault(tmp_path: Path) -> None:
     follow(build)
     bring_home(build.actor, build, [own_key()])
     assert build.actor._actor.parcel() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "fresh", "goes_on"),
+    [
+        (("--hang",), False, True),
+        # Its hours are nobody's to throw away.
+        (("--hang",), True, True),
+        ((), False, False),
+        (("b.tar.zst",), False, True),
+        (("b.tar.zst",), True, False),
+    ],
+)
+def test_what_has_ended_and_made_nothing_begins_again(
+    words: tuple[str, ...],
+    fresh: bool,
+    goes_on: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = small_bundle(tmp_path, signed=False)
+    given = [made if word == made.name else word for word in words]
+    build = asked(*given, out=tmp_path / "out.tar.zst")
+    if "--hang" in words:
+        assert build.actor._actor.said(0, 30.0)[0]
+    else:
+        follow(build)
+    actors = {build.request.actor: build.actor}
+
+    def get_actor(name: str, _: str) -> Any:
+        if name not in actors:
+            raise ValueError(name)
+        return actors[name]
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    monkeypatch.setattr(ray, "get", Direct.get)
+    monkeypatch.setattr(ray, "kill", lambda _: actors.clear())
+    request = replace(build.request, fresh=fresh)
+    assert _running(request) == goes_on
+    assert bool(actors) == goes_on
+    build.actor._actor.stop()
+    follow(build)
 
 
 def test_its_place_is_nobody_elses(tmp_path: Path) -> None:
