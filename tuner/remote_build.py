@@ -186,9 +186,27 @@ def _begin(ray: Any, builds: Sequence[RemoteBuild]) -> None:
             build.actor = ray.get_actor(build.request.actor, NAMESPACE)
     # Whatever fails: nobody would know of those that have begun.
     except Exception:
+        for build in builds:
+            _find_begun(ray, build)
         if any(build.actor is not None for build in builds):
             _stop(ray, builds)
         raise
+
+
+def _find_begun(ray: Any, build: RemoteBuild) -> None:
+    """Know the actor of a build that begins just now, or let it not begin."""
+    if build.actor is not None or build.beginning is None:
+        return
+    lost = (ConnectionError, ray.exceptions.RayError)
+    with contextlib.suppress(*lost):
+        try:
+            ray.get(build.beginning, timeout=_STOP_S)
+        except ray.exceptions.GetTimeoutError:
+            ray.cancel(build.beginning)
+            ray.get(build.beginning, timeout=_STOP_S)
+    # It may have failed, or been cancelled, with its actor there.
+    with contextlib.suppress(ValueError, *lost):
+        build.actor = ray.get_actor(build.request.actor, NAMESPACE)
 
 
 def _follow(ray: Any, builds: Sequence[RemoteBuild]) -> None:
@@ -231,11 +249,7 @@ def _stop(ray: Any, builds: Sequence[RemoteBuild]) -> None:
     """Let every build end as at home, and give back what it holds."""
     click.echo("stopping the build there", err=True)
     for build in builds:
-        # One may begin just now.
-        with contextlib.suppress(ConnectionError, ValueError, ray.exceptions.RayError):
-            if build.actor is None and build.beginning is not None:
-                ray.get(build.beginning, timeout=_STOP_S)
-                build.actor = ray.get_actor(build.request.actor, NAMESPACE)
+        _find_begun(ray, build)
     begun = [build for build in builds if build.actor is not None]
     with contextlib.suppress(ConnectionError, ray.exceptions.RayError):
         ray.get([build.actor.stop.remote() for build in begun], timeout=_STOP_S)

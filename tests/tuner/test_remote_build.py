@@ -19,7 +19,12 @@ import pytest
 import ray
 from builds import COMMAND, DATA, environment, flytune, strays
 from ray._private.utils import check_version_info
-from ray.exceptions import RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    RayTaskError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
 
 from flytune.caches.bundle import Bundle, writing
 from flytune.caches.keyring import own_key
@@ -32,6 +37,7 @@ from flytune.tuner.remote_build import (
     _begin,
     _losing,
     _not_joined,
+    _stop,
     _use_token,
     is_remote,
 )
@@ -172,6 +178,42 @@ def test_a_build_of_which_nobody_would_know_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(RayTaskError):
         _begin(cluster, builds)
     assert cluster.stopped == [builds[0].request.actor]
+
+
+class SlowToBegin(SecondHasNoNode):
+    """Its actor is there, and whoever has made it cannot say so."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__()
+        self._fault = fault
+        self.cancelled: list[str] = []
+
+    def get(self, asked: Any, timeout: float = 0.0) -> Any:
+        if isinstance(asked, Request):
+            self._begun = [asked.actor]
+            raise TaskCancelledError if self.cancelled else self._fault
+        return asked
+
+    def cancel(self, asked: Request) -> None:
+        self.cancelled.append(asked.actor)
+
+
+def test_a_build_that_begins_while_others_are_stopped_is_stopped_too(
+    tmp_path: Path,
+) -> None:
+    request = Request("a", ())
+    cluster = SlowToBegin(GetTimeoutError())
+    build = RemoteBuild(request, Wish(), lambda _: tmp_path, beginning=request)
+    _stop(cluster, [build])
+    assert (cluster.cancelled, cluster.stopped) == ([request.actor], [request.actor])
+
+
+def test_a_build_whose_beginning_is_lost_is_stopped(tmp_path: Path) -> None:
+    cluster = SlowToBegin(WorkerCrashedError())
+    build = RemoteBuild(Request("a", ()), Wish(), lambda _: tmp_path)
+    with pytest.raises(WorkerCrashedError):
+        _begin(cluster, [build])
+    assert cluster.stopped == [build.request.actor]
 
 
 def test_a_fault_there_is_the_same_fault_here() -> None:
