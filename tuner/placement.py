@@ -4,7 +4,8 @@ Ray counts a node's GPUs, and names them by words of its own: what decides on ke
 asked of the node itself, once.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from flytune.tuner.nodes import NODE_S, last_line, there_only
 
 Tell = Callable[[], DeviceProfile | None]
 """Runs on a node, and returns the profile of its accelerators."""
+# How often a node is asked whose asking process is killed there.
+_TIMES = 3
 # By default Ray hides a node's devices from what asks for none.
 _SEEING = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 
@@ -28,6 +31,8 @@ class AskedNodes:
     """Why a node that Ray gives GPUs cannot be used, by node id, in words."""
     _asked: dict[Any, str] = field(default_factory=dict)
     """The nodes that have not answered yet, by what Ray will answer with."""
+    _lost: dict[str, int] = field(default_factory=dict)
+    """How often a node's answer was lost, by node id."""
 
     def ask(self, wait_s: float = NODE_S) -> Mapping[str, int]:
         """Ask the nodes that are new, and return the GPUs of all that are alive.
@@ -44,30 +49,44 @@ class AskedNodes:
         counts = gpu_counts(ray.nodes())
         # Those that are gone never answer.
         self._asked = {r: n for r, n in self._asked.items() if n in counts}
-        known = {*self.profiles, *self.unfit, *self._asked.values()}
-        for node in counts:
-            if node not in known:
-                self._asked[_ask(node, self.tell)] = node
-        if self._asked:
+        until = time.monotonic() + wait_s
+        while self._ask_unknown(counts):
             done, _ = ray.wait(
-                list(self._asked), num_returns=len(self._asked), timeout=wait_s
+                list(self._asked),
+                num_returns=len(self._asked),
+                timeout=max(until - time.monotonic(), 0.0),
             )
-            for reference in done:
-                self._note(self._asked.pop(reference), reference)
+            answers = [self._note(self._asked.pop(r), r) for r in done]
+            if all(answers) or time.monotonic() >= until:
+                break
         return counts
 
-    def _note(self, node: str, reference: Any) -> None:
+    def _ask_unknown(self, nodes: Iterable[str]) -> bool:
+        """Ask the nodes of which nothing is known; return whether any is to answer."""
+        known = {*self.profiles, *self.unfit, *self._asked.values()}
+        for node in nodes:
+            if node not in known:
+                self._asked[_ask(node, self.tell)] = node
+        return bool(self._asked)
+
+    def _note(self, node: str, reference: Any) -> bool:
+        """Note what a node has told; return whether it need not be asked again."""
         import ray
 
         try:
             found = ray.get(reference)
         except ray.exceptions.RayError as error:
-            self.unfit[node] = last_line(error)
-            return
+            # Of the node tells only what has run there to its end.
+            self._lost[node] = self._lost.get(node, 0) + 1
+            told = isinstance(error, ray.exceptions.RayTaskError)
+            if told or self._lost[node] == _TIMES:
+                self.unfit[node] = last_line(error)
+            return node in self.unfit
         if found is None:
             self.unfit[node] = "torch finds no accelerator there"
         else:
             self.profiles[node] = found
+        return True
 
 
 def device_nodes(

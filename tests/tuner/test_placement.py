@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from flytune.caches.device_profile import DeviceProfile, find_profile
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner import build_place
+from flytune.tuner import build_place, placement
 from flytune.tuner.build_place import Wish, _fit_nodes, _with_earlier_work
 from flytune.tuner.cluster_build import Request
 from flytune.tuner.placement import AskedNodes, device_nodes
 
-pytestmark = pytest.mark.slow
 H200, MI355X = find_profile("h200"), find_profile("mi355x")
 
 
@@ -48,6 +48,7 @@ def cluster() -> Iterator[Cluster]:
     made.shutdown()
 
 
+@pytest.mark.slow
 def test_nodes_are_asked_once_and_those_that_join_when_they_are_seen(
     cluster: Cluster,
 ) -> None:
@@ -78,6 +79,7 @@ def test_nodes_are_asked_once_and_those_that_join_when_they_are_seen(
     assert _fit_nodes(Wish(), asked) == [h200]
 
 
+@pytest.mark.slow
 def test_a_build_is_placed_where_its_bundle_is_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,50 @@ def test_a_build_is_placed_where_its_bundle_is_for(
     monkeypatch.setattr(build_place, "_has_work", has_work)
     assert _with_earlier_work(nodes, Request("d", ())) == last
     assert _with_earlier_work(nodes, Request("new", ())) == nodes[0]
+
+
+@pytest.mark.parametrize("kills", [2, 3])
+@pytest.mark.parametrize("wait_s", [0.0, 30.0])
+def test_a_node_is_asked_again_whose_asking_process_was_killed(
+    kills: int, wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = {"Alive": True, "NodeManagerAddress": "h", "NodeID": "n"}
+    answers: list[Exception | DeviceProfile]
+    answers = [*[OutOfMemoryError("killed there")] * kills, H200]
+
+    def answer(_: object) -> DeviceProfile:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(ray, "nodes", lambda: [node | {"Resources": {"GPU": 8}}])
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
+    monkeypatch.setattr(ray, "get", answer)
+    monkeypatch.setattr(placement, "_ask", lambda *_: object())
+    asked = AskedNodes()
+    # Who does not wait asks again in a later call.
+    for _ in range(1 if wait_s else 3):
+        found = device_nodes(H200, asked, wait_s)
+    assert found == ([("n", 8)] if kills == 2 else [])
+    assert asked.unfit == ({} if kills == 2 else {"n": "killed there"})
+    assert len(answers) == (0 if kills == 2 else 1)
+
+
+def test_what_fails_on_a_node_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: object) -> None:
+        raise RayTaskError("_told", "RuntimeError: no driver", RuntimeError())
+
+    node = {"Alive": True, "NodeManagerAddress": "h", "NodeID": "n"}
+    monkeypatch.setattr(ray, "nodes", lambda: [node | {"Resources": {"GPU": 8}}])
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
+    monkeypatch.setattr(ray, "get", fail)
+    monkeypatch.setattr(placement, "_ask", lambda *_: object())
+    asked = AskedNodes()
+    assert device_nodes(H200, asked, wait_s=0.0) == []
+    assert asked.unfit == {"n": "RuntimeError: no driver"}
 
 
 def _is_head(resources: dict[str, float]) -> bool:
