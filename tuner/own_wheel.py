@@ -72,9 +72,10 @@ def _sources() -> Iterator[tuple[str, bytes]]:
         if not root.is_dir():
             raise _no_wheel(f"no folder holds it: {root}")
         for path in sorted(root.rglob("*")):
-            if path.suffix in _SENT and path.is_file():
-                inside = path.relative_to(root).as_posix()
-                yield f"flytune/{name}/{inside}", path.read_bytes()
+            inside = path.relative_to(root)
+            is_hidden = any(part.startswith(".") for part in inside.parts)
+            if path.suffix in _SENT and not is_hidden and path.is_file():
+                yield f"flytune/{name}/{inside.as_posix()}", path.read_bytes()
 
 
 def _without_requirements(metadata: str) -> str:

@@ -95,8 +95,9 @@ def test_what_else_lies_in_a_checkout_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "caches"
-    root.mkdir()
-    for name in ("code.py", "py.typed", "own.pem", ".netrc", "notes.txt"):
+    (root / ".venv").mkdir(parents=True)
+    hidden = (".venv/theirs.py", ".docker.json", ".netrc")
+    for name in ("code.py", "py.typed", "own.pem", "notes.txt", *hidden):
         (root / name).write_text("")
     package = SimpleNamespace(__path__=[str(root)])
     monkeypatch.setattr(module.importlib, "import_module", lambda _: package)
