@@ -231,8 +231,8 @@ def _bring_all_home(
             faults.append((build, error))
     if faults:
         *others, (_, last) = faults
-        for build, error in others:
-            click.echo(f"{build.prefix}error: {error.line}", err=True)
+        for build, fault in others:
+            click.echo(f"{build.prefix}error: {fault.line}", err=True)
         raise last
 
 
