@@ -5,8 +5,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-TIE_BAND = 0.02
+TIE_BAND = 0.01
 """Candidates within this share of the fastest are tied, however sure the difference."""
+SAME_BAND = 0.02
+"""Share by which the times of one kernel may differ from one tune to another."""
 SURE = 4.0
 """Standard errors from nothing at which a difference is believed."""
 # Standard errors by which a difference may well be larger than it looks.
@@ -52,11 +54,12 @@ def beaten(
     )
 
 
-def undecided(samples_us: Mapping[str, Sequence[float]]) -> bool:
+def undecided(samples_us: Mapping[str, Sequence[float]], settled: float) -> bool:
     """Whether more rounds might yet separate a candidate from the fastest.
 
     True while a candidate is neither surely slower nor surely tied: a difference that
-    happens to be small is no tie while it may well be twice the band.
+    happens to be small is no tie while it may well be more than `settled`, a share of
+    the fastest's time.
     """
     if len(samples_us) < 2:
         return False
@@ -67,7 +70,7 @@ def undecided(samples_us: Mapping[str, Sequence[float]]) -> bool:
             continue
         difference, error = _difference(samples, best)
         most = difference + _LIKELY * error
-        if most > 2 * TIE_BAND * statistics.median(best):
+        if most > settled * statistics.median(best):
             return True
     return False
 

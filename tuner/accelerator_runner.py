@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Times that a batch is measured before a moving canary is only noted.
 _BATCHES = 3
 _LOCK_S = 30.0
+# Share of the fastest's time that is looked into: a round takes a millisecond or so.
+_SETTLED = 0.02
 # Replays of the canary that wake an idle device's clocks.
 _WAKING = 25
 
@@ -71,6 +73,7 @@ class AcceleratorRunner(LocalRunner):
         """
         kernels = {name: self._kernels[name] for name in names}
         try:
+            plan = replace(plan, settled=_SETTLED)
             graphs = graph_samplers(kernels, plan, self._stream)
             (race, canary_us), moved = self._race(graphs.samplers, plan)
         except RuntimeError as error:

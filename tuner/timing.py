@@ -42,6 +42,9 @@ class TimingPlan:
     """A sample repeats the call until it takes about this long."""
     max_seconds: float = 30.0
     """Stop adding rounds after this long, whatever is undecided."""
+    settled: float = 0.04
+    """Share of the fastest's time: a candidate that is not surely slower has more
+    rounds while it may yet be slower by this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def time_interleaved(
             break
         if done % plan.rounds == 0:
             leaders = _sound({name: samples[name] for name in racing})
-            if not undecided(leaders):
+            if not undecided(leaders, plan.settled):
                 break
             out = beaten(leaders)
             racing = [name for name in racing if name not in out]
@@ -167,6 +170,9 @@ class _Turns:
 
 
 def _sample_us(turn: _Turns, repeats: int, clock: Clock) -> float:
+    if repeats > 1:
+        # The first after another candidate's pays for its code that is not in a cache.
+        turn()
     start = clock()
     for _ in range(repeats):
         turn()

@@ -16,7 +16,7 @@ from flytune.caches.columns import BUDGET, SHAPE_COLUMNS, Status
 from flytune.caches.lists import TunedList
 from flytune.caches.records import TuningRecord
 from flytune.caches.regression.spread import round_error
-from flytune.caches.ties import SURE, TIE_BAND
+from flytune.caches.ties import SAME_BAND, SURE
 from flytune.tuner.candidate import ATEN, TIMED, BuildResult, Candidate, TuneTask
 from flytune.tuner.decision import Decision, decide, files_digest, untimed_record
 from flytune.tuner.overlap import Timed
@@ -142,7 +142,7 @@ def settled(known: Known, timed: Timed) -> Decision | None:
     """Return the decision of a list whose front was timed, unless the front moved.
 
     It moved where the older winner has no time, or a candidate's time over the
-    winner's is another than it was, by more than the tie band and surely. A front that
+    winner's is another than it was, by more than `SAME_BAND` and surely. A front that
     is all of the list decides however it moved.
 
     Raises:
@@ -210,7 +210,7 @@ def _moved(known: Known, now: Mapping[str, TuningRecord], name: str) -> bool:
             for one in (old, old_winner, new, new_winner)
         )
     )
-    return abs(after - before) > math.log1p(TIE_BAND) + SURE * error
+    return abs(after - before) > math.log1p(SAME_BAND) + SURE * error
 
 
 def _renamed(known: Known, candidate: Candidate) -> TuningRecord:

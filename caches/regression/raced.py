@@ -7,8 +7,8 @@ the values alone tell how sure their mean is.
 
 More processes are run until the answer is sure: after each number of `LOOKS` it is
 asked, and the chance of a false alarm is shared out among them. The null hypothesis is
-no equality: a tune takes either of two kernels that are within the tie band, so that
-only a shift beyond it can be the work of anything else.
+no equality: one kernel has another time in another tune, and a tune takes either of two
+that are tied, so that only a shift beyond `SAME_BAND` can be the work of anything else.
 """
 
 import math
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from flytune.caches.regression.limits import Threshold
 from flytune.caches.regression.significance import FALSE_ALARMS, TINY, upper_tail
 from flytune.caches.regression.spread import moderated
-from flytune.caches.ties import TIE_BAND, drawn_mean
+from flytune.caches.ties import SAME_BAND, drawn_mean
 
 LOOKS = (4, 8, 16, 24)
 """Processes after which it is asked whether the answer is sure."""
@@ -73,7 +73,7 @@ class Raced:
         mean, error = drawn_mean(self.values)
         number = len(self.values)
         spread = moderated(error**2 * number * (number - 1), number - 1)
-        margin = math.log1p(min(TIE_BAND, threshold.max_regression))
+        margin = math.log1p(min(SAME_BAND, threshold.max_regression))
         # The prior keeps few that agree too well from being believed, and adds none.
         race = Race(number - 1, margin, len(LOOKS))
         # A difference that is below the floor is none, whatever its share.

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flytune.caches.ties import TIE_BAND
+
 Row = Mapping[str, Any]
 
 
@@ -18,7 +20,8 @@ def smart_text(result: Mapping[str, Any]) -> str:
         f"{figures['shapes_within_1pct']} choose within 1 % of their fastest candidate "
         f"every time, the worst at {figures['largest_regret']:.3f} times it; "
         f"{figures['shapes_tried_within_1pct']} have tried one within 1 %, and a tie "
-        f"within 2 % goes by the fixed order. {figures['share_compiled']:.1%} of the "
+        f"within {TIE_BAND:.0%} goes by the fixed order. "
+        f"{figures['share_compiled']:.1%} of the "
         f"candidates are compiled, {figures['largest_share']:.1%} of a list at "
         f"most. As many at random are within 1 % in "
         f"{figures['random_within_1pct']:.0%} of cases, the fastest of "

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from amdsmi_fake import PCI_ID, AmdSmi
-from fake_cuda import PRODUCT, FakeCuda, properties
+from fake_cuda import PRODUCT, Event, FakeCuda, Graph, properties
 from fakes import FLYDSL_MODULE, candidate, flydsl, library, task
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import accelerator_runner
 from flytune.tuner.accelerator_runner import AcceleratorRunner
+from flytune.tuner.accelerator_timing import graph_samplers
 from flytune.tuner.candidate import BuildResult, RunResult, TuneTask
 from flytune.tuner.device_process import local_runner
 from flytune.tuner.runner import Device, DeviceLostError
@@ -151,6 +152,36 @@ def test_what_cannot_be_captured_is_timed_between_events(
     (timed,) = runner.measure(["library"], QUICK)
     assert timed.status is Status.OK
     assert timed.method.startswith("events of ")
+
+
+def test_a_sample_begins_when_the_same_launches_have_just_been_made(
+    runner: AcceleratorRunner, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked(runner, task([library("a"), library("b")]))
+    done: list[object] = []
+
+    def tell(thing: type, method: str) -> None:
+        inner = getattr(thing, method)
+
+        def told(self: object, *args: Any) -> None:
+            done.append(self if method == "replay" else "event")
+            inner(self, *args)
+
+        monkeypatch.setattr(thing, method, told)
+
+    tell(Graph, "replay")
+    tell(Event, "record")
+    samplers = graph_samplers(runner._kernels, QUICK, runner._stream).samplers
+    done.clear()
+    graphs = []
+    for name in ("a", "b", "a"):
+        samplers[name]()
+        first, *rest = done
+        assert rest == ["event", first, "event"]
+        graphs.append(first)
+        done.clear()
+    assert graphs[0] is graphs[2]
+    assert graphs[0] is not graphs[1]
 
 
 def test_a_candidate_that_spoils_the_device_costs_the_process(

@@ -288,7 +288,7 @@ def test_many_lists_are_named(make: Callable[..., Path]) -> None:
             [library(*[10.1, 10.2] * 8, winner=True), record("a", *[10.0, 10.2] * 8)],
             "tied",
             "10.1 us, tied with 1 other: none is surely slower than the fastest by "
-            "more than 2%; of them it is first in the fixed order: the library's, then "
+            "more than 1%; of them it is first in the fixed order: the library's, then "
             "by backend, template and configuration; triton mm has the shortest "
             "median, 10.1 us",
         ),

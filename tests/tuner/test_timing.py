@@ -107,7 +107,21 @@ def test_sample_repeats_short_calls_until_it_is_long_enough() -> None:
     bench = Bench()
     plan = TimingPlan(warm_up=0, rounds=9, max_rounds=9, min_sample_us=200.0)
     bench.race({"a": [bench.kernel("a", lambda: 3.0)]}, plan)
-    assert len(bench.calls) == 1 + 9 * math.ceil(200 / 3)
+    assert len(bench.calls) == 1 + 9 * (1 + math.ceil(200 / 3))
+
+
+def test_the_launch_that_follows_another_candidates_is_in_no_sample() -> None:
+    bench, plan = Bench(), TimingPlan(warm_up=1, rounds=9, max_rounds=9)
+
+    def kernel(name: str) -> Callable[[], None]:
+        def us() -> float:
+            return 10.0 if bench.calls[-2:-1] == [name] else 500.0
+
+        return bench.kernel(name, us)
+
+    samples = bench.race({name: [kernel(name)] for name in "ab"}, plan).samples_us
+    for values in samples.values():
+        assert values == pytest.approx([10.0] * 9)
 
 
 def test_copies_of_a_weight_take_turns() -> None:
