@@ -63,7 +63,7 @@ def test_a_pick_is_found_by_its_hash_then_by_what_it_is(peer: ModuleType) -> Non
 
 
 @pytest.mark.parametrize(
-    ("second_us", "agree"), [((10.1, 10.1, 10.1), True), ((10.3, 10.3, 10.3), False)]
+    ("second_us", "agree"), [((10.05,) * 3, True), ((10.2,) * 3, False)]
 )
 def test_a_row_holds_each_choice_against_the_best(
     regret: ModuleType, second_us: tuple[float, ...], agree: bool
