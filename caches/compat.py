@@ -135,6 +135,14 @@ def wrap(module: str, path: str, wrapper: Wrapper) -> None:
     setattr(owner, name, type(raw)(outer) if is_method else outer)
 
 
+def fusion_setting() -> str:
+    """Return the name of Inductor's setting that times a template with its epilogue."""
+    config = importlib.import_module("torch._inductor.config")
+    # The older name is an alias since 2.15, which warns.
+    new = "benchmark_template_fusion"
+    return new if hasattr(config, new) else "benchmark_epilogue_fusion"
+
+
 @functools.cache
 def benchmark_key_has_policy() -> bool:
     """Whether Inductor's timings are keyed by benchmark policy too (2.15 and later)."""

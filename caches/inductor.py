@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.caches.compat import private, wrap
+from flytune.caches.compat import fusion_setting, private, wrap
 from flytune.shapes.errors import FlytuneError
 
 CODECACHE = "torch._inductor.codecache"
+SCHEDULER = "torch._inductor.scheduler"
 
 
 def torch_key() -> str:
@@ -72,6 +73,29 @@ def widen_search(space: str) -> None:
         return run
 
     wrap("torch._inductor.graph", "GraphLowering.run", widened)
+
+
+def weigh_fusions() -> None:
+    """Decide whether a template takes an epilogue in by the times of the build.
+
+    Inductor would time the kernel that has it once more, and the epilogue alone, by a
+    timer whose samples hold the host's time for a launch: that is most of a small
+    epilogue's, which makes any template look worth its fusion. From now on the build's
+    own times of the candidates are weighed, with what the epilogue moves of memory, as
+    Inductor does where it may not time: under the same graph keys.
+    """
+    import torch._inductor.config
+
+    patch, setting = torch._inductor.config.patch, fusion_setting()
+
+    def weighed(inner: Any) -> Any:
+        def speedup(*args: Any, **kwargs: Any) -> Any:
+            with patch({setting: False}):
+                return inner(*args, **kwargs)
+
+        return speedup
+
+    wrap(SCHEDULER, "Scheduler.speedup_by_fusion", weighed)
 
 
 def portable_config() -> dict[str, str]:

@@ -6,7 +6,7 @@ stand in and of vLLM are checked where they are used.
 """
 
 from flytune.caches.compat import private
-from flytune.caches.inductor import CODECACHE
+from flytune.caches.inductor import CODECACHE, SCHEDULER
 from flytune.caches.ledger import Ledger
 from flytune.caches.ledger_hooks import SELECT, entry_points
 
@@ -38,6 +38,7 @@ PRIVATE = (
     (f"{_INDUCTOR}.graph", "GraphLowering"),
     (f"{_INDUCTOR}.graph", "GraphLowering.compile_to_module"),
     (f"{_INDUCTOR}.mkldnn_lowerings", "register_onednn_fusion_ops"),
+    (SCHEDULER, "Scheduler.speedup_by_fusion"),
     (f"{_INDUCTOR}.runtime.triton_compat", "triton_key"),
     (f"{_INDUCTOR}.runtime.triton_heuristics", "CachingAutotuner.precompile"),
     (f"{_INDUCTOR}.virtualized", "V"),

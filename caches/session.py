@@ -51,7 +51,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     Args:
         request: `program`, `policy` and `seed`; `again` and `variants`, as for
             `run_rounds`; `search`, the search space of what is lowered, as
-            for `widen_search`; `keep_descents`, whether the function of that name is
+            for `widen_search`, in a bake, which also calls `weigh_fusions`;
+            `keep_descents`, whether the function of that name is
             called; `precompile`, whether Dynamo's entries are stored, for a policy that
             looks for them; `without`, modules that this process must not
             find; `install`, a bundle and the directory that it is to be served from, as
@@ -117,6 +118,7 @@ def _configure(request: dict[str, Any], policy: ServingPolicy) -> None:
         policy.apply()
     if "search" in request:
         inductor.widen_search(request["search"])
+        inductor.weigh_fusions()
     if request.get("keep_descents"):
         inductor.keep_descents()
 

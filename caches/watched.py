@@ -9,7 +9,14 @@ from typing import Any
 
 from flytune.caches.child import hide
 from flytune.caches.hook.flytune_torch import mends_for, set_default
-from flytune.caches.inductor import CODECACHE, keep_descents, seed_timings, widen_search
+from flytune.caches.inductor import (
+    CODECACHE,
+    SCHEDULER,
+    keep_descents,
+    seed_timings,
+    weigh_fusions,
+    widen_search,
+)
 from flytune.caches.ledger_file import FileLedger
 from flytune.caches.ledger_hooks import arm_late
 
@@ -26,6 +33,7 @@ def start(folder: str) -> None:
     actions = _policy_actions(request["policy"] or {})
     if space := request["search"]:
         _later(actions, "torch._inductor.graph", lambda: widen_search(space))
+        _later(actions, SCHEDULER, weigh_fusions)
     if request["keep_descents"]:
         _later(actions, "torch._inductor.runtime.triton_heuristics", keep_descents)
     if path := request["timings"]:

@@ -41,6 +41,28 @@ except ZeroDivisionError:
 print(json.dumps([seen, said, portable_config() == before]))
 """
 
+WEIGH = """
+import json
+import torch._inductor.config as config
+from torch._inductor.scheduler import Scheduler
+from flytune.caches.compat import fusion_setting
+setting = fusion_setting()
+
+def speedup(self, *nodes):
+    seen.append([getattr(config, setting), list(nodes)])
+    return "fused"
+
+Scheduler.speedup_by_fusion = speedup
+from flytune.caches.inductor import portable_config, weigh_fusions
+seen, scheduler = [], object.__new__(Scheduler)
+before = portable_config()
+scheduler.speedup_by_fusion("a", "b")
+weigh_fusions()
+said = scheduler.speedup_by_fusion("a", "b")
+# What graph keys are made of is what it was.
+print(json.dumps([seen, said, portable_config() == before]))
+"""
+
 # Kernels with one configuration, of a descent or not, and with several.
 KEEP = """
 import json
@@ -116,6 +138,12 @@ def test_a_wider_search_is_in_no_key() -> None:
     seen, lowered, same = json.loads(run_python(WIDEN))
     assert seen == [["EXHAUSTIVE", ["x"]], ["EXHAUSTIVE", ["fails"]]]
     assert (lowered, same) == ("lowered", True)
+
+
+def test_a_fusion_is_weighed_by_the_builds_own_times_under_the_same_keys() -> None:
+    seen, said, same = json.loads(run_python(WEIGH))
+    assert seen == [[True, ["a", "b"]], [False, ["a", "b"]]]
+    assert (said, same) == ("fused", True)
 
 
 def test_only_what_a_descent_has_found_is_kept_as_final() -> None:
