@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flytune.shapes.errors import FlytuneError
@@ -27,6 +27,12 @@ class Budget:
     kind: Literal["time", "gpu", "cost"]
     amount: float
     """Seconds, seconds of one GPU, or in the money of `--gpu-hour-price`."""
+
+    def after(self, seconds: float) -> "Budget":
+        """Return what is left where so much time has passed already."""
+        if self.kind != "time":
+            return self
+        return replace(self, amount=max(0.0, self.amount - seconds))
 
 
 def parse_budget(text: str) -> Budget:

@@ -1,11 +1,15 @@
 """The options of a build that say what it may cost."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from flytune.tuner.budget import Budget, parse_budget
+
+PASSED = "FLYTUNE_PASSED_S"
+"""A variable: what had passed of the command that began this build elsewhere."""
 
 
 def budget_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,7 +23,7 @@ def _parsed(_: click.Context, __: click.Parameter, value: str | None) -> Budget 
     if value is None:
         return None
     try:
-        return parse_budget(value)
+        return parse_budget(value).after(float(os.environ.get(PASSED, 0)))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

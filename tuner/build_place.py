@@ -7,7 +7,7 @@ with cores.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flytune.caches.device_profile import DeviceProfile
@@ -47,9 +47,12 @@ def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
     """
     import ray
 
+    begun = time.monotonic()
     if _running(request):
         return False
     node = _with_earlier_work(_fit_nodes(wish, asked), request)
+    # Nodes that must be asked first may take a minute.
+    passed_s = request.passed_s + time.monotonic() - begun
     env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     actor = (
         ray.remote(num_cpus=0, max_concurrency=_CALLS_AT_ONCE)(ClusterBuild)
@@ -60,7 +63,7 @@ def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
             runtime_env={"env_vars": env},
             scheduling_strategy=there_only(node),
         )
-        .remote(request)
+        .remote(replace(request, passed_s=passed_s))
     )
     # What it cannot do it says now, and not to whoever asks for lines.
     ray.get(actor.said.remote(0, 0.0))

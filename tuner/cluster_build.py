@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from flytune.caches.bundle import make_private
 from flytune.caches.child import PARENT
 from flytune.caches.home import flytune_home
+from flytune.tuner.budget_options import PASSED
 from flytune.tuner.cluster import MODULES
 
 FILES = "files"
@@ -69,6 +70,8 @@ class Request:
     """Whether it makes several bundles."""
     fresh: bool = False
     """Whether what an earlier one made is thrown away."""
+    passed_s: float = 0.0
+    """Of the command that asks: its budget has one start, whenever a build begins."""
 
     @property
     def actor(self) -> str:
@@ -178,7 +181,7 @@ class ClusterBuild:
         process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, *words],
             cwd=self._place / _MADE,
-            env=_environment(),
+            env=_environment(self._request),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -212,7 +215,7 @@ def place_of(digest: str) -> Path:
     return flytune_home() / "sent" / digest
 
 
-def _environment() -> dict[str, str]:
+def _environment(request: Request) -> dict[str, str]:
     """Return the environment of a build, without what Ray has set for an actor."""
     import ray
 
@@ -220,4 +223,5 @@ def _environment() -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     sent: Mapping[str, Any] = ray.get_runtime_context().runtime_env
     modules = " ".join(sent.get("py_modules", ()))
-    return {**env, MODULES: modules, PARENT: str(os.getpid())}
+    own = {MODULES: modules, PARENT: str(os.getpid()), PASSED: str(request.passed_s)}
+    return {**env, **own}

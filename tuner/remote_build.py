@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import click
 
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.bring_home import bring_home
+from flytune.tuner.budget import Meter
 from flytune.tuner.build_place import NAMESPACE, Wish, begin
 from flytune.tuner.cluster_build import Line, Request
 from flytune.tuner.nodes import last_line
@@ -71,7 +72,11 @@ def is_remote(address: str | None) -> bool:
 
 
 def build_remotely(
-    builds: Sequence[RemoteBuild], address: str, sent: Path, keys: "Keys"
+    builds: Sequence[RemoteBuild],
+    address: str,
+    sent: Path,
+    keys: "Keys",
+    meter: Meter,
 ) -> bool:
     """Run builds on a cluster, and bring home what they make.
 
@@ -79,6 +84,7 @@ def build_remotely(
         address: "ray://HOST:PORT".
         sent: The folder that goes there.
         keys: Those that sign the bundles, here.
+        meter: Counts from the start of the command.
 
     Returns:
         Whether all of them went well.
@@ -90,7 +96,7 @@ def build_remotely(
     """
     with _connected(address, sent) as ray, _losing(address):
         try:
-            _begin(ray, builds)
+            _begin(ray, builds, meter)
             _follow(ray, builds)
             _bring_all_home(ray, builds, address, keys)
         except KeyboardInterrupt:
@@ -175,12 +181,13 @@ def _lost(address: str, error: Exception) -> FlytuneError:
     )
 
 
-def _begin(ray: Any, builds: Sequence[RemoteBuild]) -> None:
+def _begin(ray: Any, builds: Sequence[RemoteBuild], meter: Meter) -> None:
     remote = ray.remote(num_cpus=0, max_retries=0)(begin)
     asked = AskedNodes()
     try:
         for build in builds:
-            build.beginning = remote.remote(build.request, build.wish, asked)
+            request = replace(build.request, passed_s=meter.seconds)
+            build.beginning = remote.remote(request, build.wish, asked)
             if not ray.get(build.beginning):
                 click.echo(f"{build.prefix}goes on from an earlier command", err=True)
             build.actor = ray.get_actor(build.request.actor, NAMESPACE)

@@ -11,6 +11,7 @@ import click
 from flytune.caches.bundle import Bundle
 from flytune.caches.device_profile import find_profile
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.budget import Meter
 from flytune.tuner.build import signing_keys
 from flytune.tuner.build_place import Wish
 from flytune.tuner.cluster_build import Request
@@ -40,7 +41,7 @@ def build_one_remotely(
     Raises:
         FlytuneError: it cannot be asked for, or `build_remotely` fails.
     """
-    several = len(each) > 1
+    meter, several = Meter(), len(each) > 1
     outs = [each[0].out]
     if several:
         folder, asked = asked_targets(each)
@@ -59,7 +60,7 @@ def build_one_remotely(
         place = _in_folder(folder, out) if several else _at(out)
         prefix = f"{target_word(options)}: " if several else ""
         builds.append(_build(words, options, place, prefix, arguments=arguments))
-    return _run(each[0], builds, luggage)
+    return _run(each[0], builds, luggage, meter)
 
 
 def build_fleet_remotely(
@@ -80,6 +81,7 @@ def build_fleet_remotely(
     Raises:
         FlytuneError: it cannot be asked for, or `build_remotely` fails.
     """
+    meter = Meter()
     if not folder.is_dir():
         check_output(folder)
     luggage, builds = Luggage(asked[0].options.trust), []
@@ -99,11 +101,14 @@ def build_fleet_remotely(
         prefix = f"{target_word(own[0].options)}: " if len(targets) > 1 else ""
         place = _at(folder)
         builds.append(_build(words, own[0].options, place, prefix, several=True))
-    return _run(asked[0].options, builds, luggage)
+    return _run(asked[0].options, builds, luggage, meter)
 
 
 def _run(
-    options: BuildOptions, builds: Sequence[RemoteBuild], luggage: Luggage
+    options: BuildOptions,
+    builds: Sequence[RemoteBuild],
+    luggage: Luggage,
+    meter: Meter,
 ) -> bool:
     if len(builds) > 1 and options.budget is not None and options.budget.kind != "time":
         # Each would spend all of it: nobody counts for several builds at once.
@@ -118,7 +123,7 @@ def _run(
             words = (*build.request.options, *build.request.rest)
             digest = build_digest(words, sent)
             build.request = replace(build.request, digest=digest)
-        return build_remotely(builds, options.ray, sent, keys)
+        return build_remotely(builds, options.ray, sent, keys, meter)
 
 
 @contextmanager

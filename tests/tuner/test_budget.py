@@ -35,6 +35,14 @@ def test_a_budget_is_seconds_gpu_hours_or_money(
     assert (budget.text, budget.kind, budget.amount) == (text, kind, amount)
 
 
+def test_what_has_passed_is_of_a_time_alone() -> None:
+    budget = parse_budget("90s")
+    assert budget.after(30.0) == Budget("90s", "time", 60.0)
+    assert budget.after(100.0).amount == 0
+    for text in ("4gpu-h", "$20"):
+        assert parse_budget(text).after(30.0) == parse_budget(text)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "30", "m", "-30m", "1e9h", "4gpu", "20$", "$", "30m ", "0m", "$0", "٣m"],

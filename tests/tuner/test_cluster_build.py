@@ -71,9 +71,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(
-    *words: Path | str, out: Path, several: bool = False, digest: str = "d"
+    *words: Path | str, out: Path, digest: str = "d", **changes: Any
 ) -> RemoteBuild:
-    request = Request(digest, tuple(map(str, words)), several=several)
+    request = Request(digest, tuple(map(str, words)), **changes)
     build = RemoteBuild(request, Wish(), lambda _: out)
     build.actor = Direct(ClusterBuild(request))
     return build
@@ -282,6 +282,22 @@ def test_its_process_has_what_was_sent_and_no_trace_of_the_actor(
     follow(build)
     assert build.results == ["gcs://flytune.whl False {}"]
     assert not (place_of("d") / "files").exists()
+
+
+def test_what_has_passed_already_is_not_in_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tells = (
+        "import sys; from flytune.tuner.build_command import build_command; "
+        "words = sys.argv[2:sys.argv.index('--ray')]; "
+        "budget = build_command.options_of(words).budget; "
+        "print(budget.text, budget.amount)"
+    )
+    monkeypatch.setattr(cluster_build, "_COMMAND", tells)
+    words = ("--model", "Qwen3-4B", "--budget", "30m")
+    build = asked(*words, out=tmp_path / "out.tar.zst", passed_s=100.0)
+    follow(build)
+    assert build.results == ["30m 1700.0"]
 
 
 def test_who_follows_a_build_hears_of_any_end(

@@ -30,6 +30,7 @@ from flytune.caches.bundle import Bundle, writing
 from flytune.caches.keyring import own_key
 from flytune.caches.trust import HERE, admit
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.budget import Meter
 from flytune.tuner.build_place import Wish
 from flytune.tuner.cluster_build import Request
 from flytune.tuner.remote_build import (
@@ -176,8 +177,39 @@ def test_a_build_of_which_nobody_would_know_is_stopped(tmp_path: Path) -> None:
     ]
     cluster = SecondHasNoNode()
     with pytest.raises(RayTaskError):
-        _begin(cluster, builds)
+        _begin(cluster, builds, Meter())
     assert cluster.stopped == [builds[0].request.actor]
+
+
+class Begins(SecondHasNoNode):
+    """Every build begins, which takes a minute."""
+
+    now = 5.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Request] = []
+
+    def get(self, asked: Any, timeout: float = 0.0) -> Any:
+        self.asked.append(asked)
+        self._begun.append(asked.actor)
+        self.now += 60
+        return True
+
+
+def test_several_builds_have_one_budget_whenever_each_begins(tmp_path: Path) -> None:
+    cluster = Begins()
+    meter = Meter(lambda: cluster.now)
+    cluster.now += 10
+    builds = [
+        RemoteBuild(Request(name, ()), Wish(), lambda _: tmp_path) for name in "ab"
+    ]
+    _begin(cluster, builds, meter)
+    assert [request.passed_s for request in cluster.asked] == [10, 70]
+    # By another name it would be another build.
+    assert [request.actor for request in cluster.asked] == [
+        build.request.actor for build in builds
+    ]
 
 
 class SlowToBegin(SecondHasNoNode):
@@ -212,7 +244,7 @@ def test_a_build_whose_beginning_is_lost_is_stopped(tmp_path: Path) -> None:
     cluster = SlowToBegin(WorkerCrashedError())
     build = RemoteBuild(Request("a", ()), Wish(), lambda _: tmp_path)
     with pytest.raises(WorkerCrashedError):
-        _begin(cluster, [build])
+        _begin(cluster, [build], Meter())
     assert cluster.stopped == [build.request.actor]
 
 

@@ -12,6 +12,7 @@ from small_bundles import bare_manifest
 from flytune.caches.device_profile import find_profile
 from flytune.caches.packing import pack
 from flytune.tuner import remote_command
+from flytune.tuner.budget import Meter
 from flytune.tuner.cli import main
 from flytune.tuner.remote_build import RemoteBuild
 
@@ -26,7 +27,12 @@ class Asked:
     keys = 0
 
     def __call__(
-        self, builds: Sequence[RemoteBuild], address: str, sent: Path, keys: Any
+        self,
+        builds: Sequence[RemoteBuild],
+        address: str,
+        sent: Path,
+        keys: Any,
+        _: Meter,
     ) -> bool:
         self.builds, self.keys = builds, len(keys)
         assert address == RAY[1]
