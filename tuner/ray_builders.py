@@ -15,6 +15,7 @@ from flytune.caches.device_profile import DeviceProfile
 from flytune.caches.flydsl_kernel import BLIND
 from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.autoscaling import await_node
 from flytune.tuner.batches import BuildEvent, Ended, Lost
 from flytune.tuner.build_worker import Begun, Told, Unfit, build_in_worker
 from flytune.tuner.candidate import Candidate, failure
@@ -54,8 +55,8 @@ class Limits:
     unfit: dict[str, str] = field(default_factory=dict)
     """Nodes that are left out, by Ray's name, and why."""
     absent_since: float = -math.inf
-    """When the last node left, by the monotonic clock; infinite while there is one, and
-    minus infinity where there never was."""
+    """Since when there is no node, by the monotonic clock; infinite while there is one,
+    and minus infinity before they were counted."""
 
 
 class RayBuilders:
@@ -67,6 +68,7 @@ class RayBuilders:
         deadlines: Deadlines,
         limits: Limits,
         expected: Target | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Begin with nothing handed out.
 
@@ -75,9 +77,10 @@ class RayBuilders:
             deadlines: How long a candidate may take, and how long nodes may be absent.
             limits: What of the cluster is left alone; unfit nodes are added.
             expected: As `kernel_target` here, where other nodes may join; or None.
+            say: Told that a node is waited for.
         """
         self._profile, self._deadlines = profile, deadlines
-        self._limits, self._expected = limits, expected
+        self._limits, self._expected, self._say = limits, expected, say
         self._running: dict[Any, _Running] = {}
         self._slots, self._needs = 0, build_needs(())
         """What the nodes that are fit allow at once, and each build asks of one."""
@@ -88,20 +91,20 @@ class RayBuilders:
         """Return how many batches may be handed out, those in work among them.
 
         Twice as many as cores and memory allow at once: those wait for a worker, which
-        then need not wait for the driver.
+        then need not wait for the driver. One where there is no node: an autoscaler
+        adds nodes for what waits.
 
         Raises:
-            FlytuneError: there is no node to build on, and was none for long.
+            FlytuneError: there is no node to build on, and none may come, or none came
+                for long.
         """
         self._count_nodes()
         if self._slots:
             self._limits.absent_since = math.inf
-        elif self._limits.absent_since == -math.inf:
-            raise FlytuneError("no node of the Ray cluster has a core to build on")
         else:
-            self._limits.absent_since = min(self._limits.absent_since, time.monotonic())
-            self._check_absence()
-        return int(min(2 * self._slots, self._limits.most))
+            since, most_s = self._limits.absent_since, self._deadlines.absent_s
+            self._limits.absent_since = await_node(since, most_s, self._say)
+        return int(min(2 * self._slots or 1, self._limits.most))
 
     def submit(self, batch: Sequence[Candidate]) -> None:
         """Hand out a batch."""
@@ -213,14 +216,6 @@ class RayBuilders:
             self._slots, self._needs = builds_at_once(fit), build_needs(fit)
             self._counted = time.monotonic()
 
-    def _check_absence(self) -> None:
-        most_s = self._deadlines.absent_s
-        if time.monotonic() - self._limits.absent_since > most_s:
-            raise FlytuneError(
-                f"the Ray cluster has had no node to build on for {most_s:g} s",
-                hint="the same command goes on from here once it has one",
-            )
-
 
 def remote_build(
     function: Callable[..., Any],
@@ -263,10 +258,11 @@ def build_needs(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Args:
         nodes: As `ray.nodes` lists them.
 
-    Memory is left out where no node declares enough of it for a single build.
+    Memory is left out where no node with a core declares enough of it for a single
+    build: an autoscaler may not know what its nodes will have.
     """
-    declared = [node["Resources"].get("memory", 0) for node in nodes if node["Alive"]]
-    if max(declared, default=0) < _BUILD_BYTES:
+    able = [n["Resources"] for n in nodes if n["Alive"] and n["Resources"].get("CPU")]
+    if max((one.get("memory", 0) for one in able), default=0) < _BUILD_BYTES:
         return {"num_cpus": 1}
     return {"num_cpus": 1, "memory": _BUILD_BYTES}
 

@@ -158,7 +158,7 @@ class Work:
         """Compile one candidate of each group, and give all of it what came of it."""
         group_of = {group[0].choice_hash: group for group in groups}
         firsts = [group[0] for group in groups]
-        for result in self._farm.build_all(firsts, self._stop):
+        for result in self._farm.build_all(firsts, self._stop, self._progress.say):
             if result is None:
                 yield None
                 continue

@@ -107,6 +107,7 @@ class Farm:
         self,
         candidates: Sequence[Candidate],
         stopped: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda _: None,
     ) -> Iterator[BuildResult | None]:
         """Build every candidate; results come as they end, one each.
 
@@ -117,12 +118,13 @@ class Farm:
 
         Args:
             stopped: Whether nothing new is to be begun any more.
+            say: Told that a node is waited for.
 
         Raises:
             FlytuneError: Ray itself fails or has no cores, or every disk is full.
         """
         builders = RayBuilders(
-            self._profile, self._deadlines, self._limits, self._expected
+            self._profile, self._deadlines, self._limits, self._expected, say
         )
         return build_batches(candidates, builders, stopped)
 

@@ -10,7 +10,7 @@ from fakes import candidate
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
-from flytune.tuner import build_worker, ray_builders
+from flytune.tuner import autoscaling, build_worker, ray_builders
 from flytune.tuner.build_worker import _memory_cap
 from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.ray_builders import (
@@ -68,6 +68,9 @@ def test_builds_at_once(nodes: list[dict[str, Any]], slots: int) -> None:
         ([node(8, 64.0, alive=False), node(8)], None),
         ([node(8, 1.0)], GIB),
         ([node(8), node(8, 64.0)], GIB),
+        # Who has no core tells nothing of the nodes that are to come.
+        ([node(0, 64.0)], None),
+        ([node(0, 64.0), node(8)], None),
     ],
 )
 def test_what_a_build_asks_of_ray(
@@ -98,14 +101,39 @@ def test_nodes_that_are_away_for_a_while_are_waited_for(
     limits = Limits()
     assert RayBuilders(None, Deadlines(), limits).most_at_once() == 4
     nodes.clear()
+    said: list[str] = []
     # In the build that goes on, and in the next of the same driver.
     for _ in range(2):
-        assert RayBuilders(None, Deadlines(), limits).most_at_once() == 0
+        builders = RayBuilders(None, Deadlines(), limits, say=said.append)
+        # Who would add a node does so for what waits for it.
+        assert builders.most_at_once() == 1
+    assert said == [
+        "build: no node of the Ray cluster has a core to build on: waiting for one, "
+        "15 min 00 s at most"
+    ]
     impatient = RayBuilders(None, Deadlines(absent_s=-1.0), limits)
     with pytest.raises(FlytuneError, match="has had no node to build on for"):
         impatient.most_at_once()
     nodes.append(node(1))
     assert RayBuilders(None, Deadlines(), limits).most_at_once() == 2
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_who_never_had_a_node_waits_where_one_may_come(
+    grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(autoscaling, "may_grow", lambda: grows)
+    said: list[str] = []
+    builders = RayBuilders(None, Deadlines(), Limits(), say=said.append)
+    if grows:
+        assert [builders.most_at_once() for _ in range(2)] == [1, 1]
+        assert len(said) == 1
+        return
+    with pytest.raises(FlytuneError) as caught:
+        builders.most_at_once()
+    assert str(caught.value) == "no node of the Ray cluster has a core to build on"
+    assert said == []
 
 
 def test_a_farm_that_is_throttled_builds_everything_one_after_another() -> None:
