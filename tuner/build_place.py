@@ -6,13 +6,16 @@ with cores.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flytune.caches.device_profile import DeviceProfile
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.autoscaling import NO_CORE, may_grow, waiting_words
 from flytune.tuner.cluster_build import ClusterBuild, Request, place_of
+from flytune.tuner.deadlines import Deadlines
 from flytune.tuner.nodes import NODE_S, there_only
 from flytune.tuner.placement import AskedNodes, device_nodes
 
@@ -21,7 +24,13 @@ NAMESPACE = "flytune"
 _CALLS_AT_ONCE = 4
 # Ray kills while others go on.
 _KILL_S = 30.0
+# A node that may come is looked for so often.
+_LOOK_S = 2.0
 _HEAD = "node:__internal_head__"
+
+
+class NoNodeError(FlytuneError):
+    """No node is fit for a build; one that an autoscaler adds may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +44,19 @@ class Wish:
     runs_nothing: bool = False
     """Whether any node will do."""
 
+    @property
+    def needs(self) -> dict[str, int]:
+        """What Ray must have free on a node like the one that is needed."""
+        if self.profile is not None or self.device == "cuda":
+            return {"num_gpus": 1}
+        return {"num_cpus": 1}
 
-def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
+
+def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool | NoNodeError:
     """Start a build on a node of this cluster, unless it runs already.
 
     Returns:
-        Whether it was started now.
+        Whether it was started now; what it lacks where a node for it may still come.
 
     Raises:
         FlytuneError: there is no node for it.
@@ -50,7 +66,13 @@ def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
     begun = time.monotonic()
     if _running(request):
         return False
-    node = _with_earlier_work(_fit_nodes(wish, asked), request)
+    try:
+        fit = _fit_nodes(wish, asked)
+    except NoNodeError as error:
+        if may_grow():
+            return error
+        raise
+    node = _with_earlier_work(fit, request)
     # Nodes that must be asked first may take a minute.
     passed_s = request.passed_s + time.monotonic() - begun
     env = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -68,6 +90,51 @@ def begin(request: Request, wish: Wish, asked: AskedNodes) -> bool:
     # What it cannot do it says now, and not to whoever asks for lines.
     ray.get(actor.said.remote(0, 0.0))
     return True
+
+
+def begun_once_there_is_a_node(
+    ask: Callable[[], bool | NoNodeError], wish: Wish, say: Callable[[str], None]
+) -> bool:
+    """Begin a build, and wait where a node for it may still come.
+
+    Args:
+        ask: Calls `begin` on the cluster.
+        say: Told that a node is waited for.
+
+    Returns:
+        Whether it was started now.
+
+    Raises:
+        FlytuneError: as `begin`, or no node has come for long.
+    """
+    begun, most_s = ask(), Deadlines().absent_s
+    if isinstance(begun, bool):
+        return begun
+    say(f"{begun.line}: {waiting_words(most_s)}")
+    until = time.monotonic() + most_s
+    with _wanted(wish):
+        while isinstance(begun, NoNodeError):
+            if time.monotonic() > until:
+                raise begun
+            time.sleep(_LOOK_S)
+            begun = ask()
+    return begun
+
+
+@contextmanager
+def _wanted(wish: Wish) -> Iterator[None]:
+    """Let a task wait for a node: an autoscaler adds one for what waits."""
+    import ray
+
+    waits = ray.remote(**wish.needs, max_retries=0)(_nothing).remote()
+    try:
+        yield
+    finally:
+        ray.cancel(waits)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _running(request: Request) -> bool:
@@ -109,7 +176,8 @@ def _fit_nodes(wish: Wish, asked: AskedNodes) -> list[str]:
     """Return the ids of the nodes that a build may run on, the best first.
 
     Raises:
-        FlytuneError: there is none, or it is not said which.
+        NoNodeError: there is none.
+        FlytuneError: it is not said which.
     """
     import ray
 
@@ -134,7 +202,7 @@ def _fit_nodes(wish: Wish, asked: AskedNodes) -> list[str]:
         if wish.device != "auto":
             raise _no_node("an accelerator", asked)
     if not (found := _by_cores(nodes, least=1)):
-        raise FlytuneError("no node of the Ray cluster has a core to build on")
+        raise NoNodeError(NO_CORE)
     return found
 
 
@@ -145,9 +213,9 @@ def _by_cores(nodes: Sequence[Mapping[str, Any]], least: int) -> list[str]:
     return [node["NodeID"] for node in fit]
 
 
-def _no_node(what: str, asked: AskedNodes) -> FlytuneError:
+def _no_node(what: str, asked: AskedNodes) -> NoNodeError:
     why = "".join(f"; {node[:8]}: {said}" for node, said in asked.unfit.items())
-    return FlytuneError(
+    return NoNodeError(
         f"no node of the Ray cluster has {what}{why}",
         hint="compile for it with --compile-only, or start Ray where it is",
     )

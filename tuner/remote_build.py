@@ -19,7 +19,13 @@ import click
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner.bring_home import bring_home
 from flytune.tuner.budget import Meter
-from flytune.tuner.build_place import NAMESPACE, Wish, begin
+from flytune.tuner.build_place import (
+    NAMESPACE,
+    NoNodeError,
+    Wish,
+    begin,
+    begun_once_there_is_a_node,
+)
 from flytune.tuner.cluster_build import Line, Request
 from flytune.tuner.nodes import last_line
 from flytune.tuner.own_wheel import own_wheel
@@ -186,10 +192,18 @@ def _begin(ray: Any, builds: Sequence[RemoteBuild], meter: Meter) -> None:
     asked = AskedNodes()
     try:
         for build in builds:
-            request = replace(build.request, passed_s=meter.seconds)
-            build.beginning = remote.remote(request, build.wish, asked)
-            if not ray.get(build.beginning):
-                click.echo(f"{build.prefix}goes on from an earlier command", err=True)
+
+            def ask(build: RemoteBuild = build) -> bool | NoNodeError:
+                request = replace(build.request, passed_s=meter.seconds)
+                build.beginning = remote.remote(request, build.wish, asked)
+                begun: bool | NoNodeError = ray.get(build.beginning)
+                return begun
+
+            def say(line: str, prefix: str = build.prefix) -> None:
+                click.echo(f"{prefix}{line}", err=True)
+
+            if not begun_once_there_is_a_node(ask, build.wish, say):
+                say("goes on from an earlier command")
             build.actor = ray.get_actor(build.request.actor, NAMESPACE)
     # Whatever fails: nobody would know of those that have begun.
     except Exception:

@@ -30,8 +30,9 @@ from flytune.caches.bundle import Bundle, writing
 from flytune.caches.keyring import own_key
 from flytune.caches.trust import HERE, admit
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner import build_place
 from flytune.tuner.budget import Meter
-from flytune.tuner.build_place import Wish
+from flytune.tuner.build_place import NoNodeError, Wish
 from flytune.tuner.cluster_build import Request
 from flytune.tuner.remote_build import (
     RemoteBuild,
@@ -210,6 +211,66 @@ def test_several_builds_have_one_budget_whenever_each_begins(tmp_path: Path) -> 
     assert [request.actor for request in cluster.asked] == [
         build.request.actor for build in builds
     ]
+
+
+class GrowsForWhatWaits(SecondHasNoNode):
+    """Has a node for a build once something waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[dict[str, object]] = []
+        self.cancelled = 0
+
+    def remote(self, **needs: object) -> Any:
+        def ask(*given: Any) -> Any:
+            if not given:
+                self.waits.append(needs)
+            return given[0] if given else self
+
+        return lambda _: SimpleNamespace(remote=ask)
+
+    def get(self, asked: Any, timeout: float = 0.0) -> Any:
+        if not self.waits:
+            return NoNodeError("no node of the Ray cluster has an accelerator")
+        self._begun.append(asked.actor)
+        return True
+
+    def cancel(self, asked: object) -> None:
+        assert asked is self
+        self.cancelled += 1
+
+
+def test_a_build_waits_for_a_node_that_may_come(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(build_place, "_LOOK_S", 0.0)
+    cluster = GrowsForWhatWaits()
+    monkeypatch.setattr(ray, "remote", cluster.remote)
+    monkeypatch.setattr(ray, "cancel", cluster.cancel)
+    wish = Wish(device="cuda")
+    build = RemoteBuild(Request("a", ()), wish, lambda _: tmp_path, prefix="h200: ")
+    _begin(cluster, [build], Meter())
+    assert build.actor is not None
+    assert cluster.waits == [{"num_gpus": 1, "max_retries": 0}]
+    assert cluster.cancelled == 1
+    assert capsys.readouterr().err == (
+        "h200: no node of the Ray cluster has an accelerator: waiting for one, "
+        "15 min 00 s at most\n"
+    )
+    # None has come.
+    never = GrowsForWhatWaits()
+    never.get = lambda *_, **__: NoNodeError("no node")  # type: ignore[method-assign]
+    monkeypatch.setattr(ray, "remote", never.remote)
+    monkeypatch.setattr(ray, "cancel", never.cancel)
+    monkeypatch.setattr(
+        build_place, "Deadlines", lambda: SimpleNamespace(absent_s=-1.0)
+    )
+    build = RemoteBuild(Request("b", ()), wish, lambda _: tmp_path)
+    with pytest.raises(NoNodeError):
+        _begin(never, [build], Meter())
+    assert never.cancelled == 1
 
 
 class SlowToBegin(SecondHasNoNode):
