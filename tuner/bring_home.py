@@ -13,6 +13,7 @@ from flytune.caches.packing import check_absent, publish, sign
 from flytune.caches.scratch import beside
 from flytune.caches.several import parts_of
 from flytune.shapes.errors import FlytuneError
+from flytune.tuner.build_identity import builds_of
 from flytune.tuner.cluster_build import Parcel
 from flytune.tuner.going_on import take_place
 
@@ -134,7 +135,7 @@ def _stays(old: Bundle, new: Bundle) -> bool:
     """
     if old.digest == new.digest:
         return True
-    before, now = _builds(old), _builds(new)
+    before, now = builds_of(old), builds_of(new)
     if None in before or not before <= now:
         check_absent(old.path)
     cut = [p for p in parts_of(old.manifest) if p["coverage"].get("over_budget")]
@@ -143,7 +144,3 @@ def _stays(old: Bundle, new: Bundle) -> bool:
     if not (old.manifest.verify or {"ok": True}).get("ok"):
         check_absent(old.path)
     return True
-
-
-def _builds(bundle: Bundle) -> set[str | None]:
-    return {part["provenance"].get("build") for part in parts_of(bundle.manifest)}

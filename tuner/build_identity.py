@@ -3,6 +3,8 @@
 import hashlib
 import json
 
+from flytune.caches.bundle import Bundle
+from flytune.caches.several import parts_of
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.plan import Plan
 
@@ -27,3 +29,14 @@ def build_identity(plan: Plan, options: BuildOptions) -> str:
     }
     text = json.dumps(rest, sort_keys=True)
     return f"{plan.work.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def builds_of(bundle: Bundle) -> set[str | None]:
+    """Return the names of the builds that made a bundle, or what it was merged of.
+
+    None is of what says no name.
+
+    Raises:
+        FlytuneError: the program of a merged bundle is malformed.
+    """
+    return {part["provenance"].get("build") for part in parts_of(bundle.manifest)}

@@ -1,21 +1,21 @@
 """The bundle of all models of a fleet: those of its bundles that go together."""
 
 import os
-import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from flytune.caches.bundle import Bundle
 from flytune.caches.merge import merge
 from flytune.caches.merge_manifest import check_together, merged_from
 from flytune.caches.provenance import provenance
+from flytune.caches.scratch import beside
 from flytune.caches.target import Target
 from flytune.caches.words import counted
 from flytune.shapes.errors import FlytuneError, about
 from flytune.tuner.build import signing_keys
+from flytune.tuner.build_identity import builds_of
 from flytune.tuner.options import BuildOptions
 from flytune.tuner.progress import Progress
-from flytune.tuner.publish import PACKING
 
 _Named = tuple[str, Bundle]
 """A bundle, and the name of its model."""
@@ -26,14 +26,16 @@ def merged_out(folder: Path, name: str, target: Target) -> Path:
     return folder / f"{name}.{target.slug}.tar.zst"
 
 
-def refuse_foreign(out: Path, digests: Collection[str]) -> None:
-    """Refuse an output that was merged of other bundles than a fleet's own.
+def refuse_foreign(out: Path, builds: Set[str], digests: Set[str]) -> None:
+    """Refuse an output that was merged of what other builds than a fleet's have made.
 
-    One that was merged of some of them is the fleet's too, and is made anew.
+    One that was merged of some of them is the fleet's too, and is made anew: what it
+    was merged of may have given way since to more of the same build.
 
     Args:
-        digests: Of the bundles that the fleet has: those that are kept, and those that
-            a budget has cut short and that their models go on from.
+        builds: The `build_identity` of each model.
+        digests: Of the bundles that they have. What models of one program and policy
+            are merged to names no build.
 
     Raises:
         FlytuneError: it is of others, or no merged bundle at all.
@@ -41,8 +43,9 @@ def refuse_foreign(out: Path, digests: Collection[str]) -> None:
     if not out.exists() and not out.is_symlink():
         return
     with about(out):
-        origins = set(merged_from(Bundle.open(out)))
-    if not origins or not origins <= set(digests):
+        bundle = Bundle.open(out)
+        origins, made_by = set(merged_from(bundle)), builds_of(bundle)
+    if not origins or not (made_by <= builds or origins <= digests):
         raise FlytuneError(
             f"output exists, and was not merged of this fleet's bundles: {out}",
             hint="remove it, or give another --out",
@@ -80,8 +83,8 @@ def merge_fleet(
     }:
         progress.say(f"merge: kept: {out} is of these very bundles")
         return out
-    with tempfile.TemporaryDirectory(prefix=PACKING, dir=folder) as directory:
-        made = Path(directory) / out.name
+    with beside(out) as scratch:
+        made = scratch / out.name
         # Pinned: they are the very bundles that were just made, or admitted.
         pinned = [Path(f"{b.path}@sha256:{b.digest}") for b in together]
         merged = merge(

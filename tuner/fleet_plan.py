@@ -78,7 +78,9 @@ def plan_fleet(
     models = tuple(_planned(one, folder, progress) for one in asked)
     _refuse_same("bundle", ((str(m.plan.out.resolve()), m.where) for m in models))
     _refuse_same("build", ((str(m.plan.work), m.where) for m in models))
-    own = {bundle.digest for bundle in map(_own, models) if bundle is not None}
+    builds = {build_identity(model.plan, model.options) for model in models}
+    outs = [model.plan.out for model in models if model.plan.out.exists()]
+    digests = {Bundle.open(out).digest for out in outs}
     for target in (model.plan.target for model in models):
         if merged_name is None:
             break
@@ -89,7 +91,7 @@ def plan_fleet(
                 f"{named[0].where}: the bundle of all models has this name: {out}",
                 hint="give the model another `name`, or the file",
             )
-        refuse_foreign(out, own)
+        refuse_foreign(out, builds, digests)
     return models
 
 
@@ -220,13 +222,6 @@ def _kept(plan: Plan, options: BuildOptions) -> Bundle | None:
     if options.sign:
         admit(bundle, options.trust)
     return bundle
-
-
-def _own(model: FleetModel) -> Bundle | None:
-    """Return what a model has at its output: what is kept, or what it goes on from."""
-    if model.kept is None and goes_on(model.plan, model.options):
-        return Bundle.open(model.plan.out)
-    return model.kept
 
 
 def plan_table(models: Sequence[FleetModel]) -> str:

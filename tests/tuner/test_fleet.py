@@ -123,11 +123,15 @@ def test_a_model_that_fails_costs_no_other_and_is_built_by_the_same_command(
     assert code == 0
     assert f"merge: kept: {out} is of these very bundles" in stderr
     assert Bundle.open(out).digest == merged
-    # An added model is joined too; what was merged of others is nobody's to replace.
+    # One that somebody has removed is built and joined again.
     bundles[0].unlink()
     code, stdout, stderr = run(tmp_path)
+    assert code == 0, stderr
+    assert sorted(row[1] for row in rows_of(stdout)) == ["built", "kept"]
+    # What was merged of other builds is nobody's to replace.
+    code, stdout, stderr = run(tmp_path, "--search", "exhaustive")
     assert (code, stdout) == (1, "")
-    assert "was not merged of this fleet's bundles" in stderr
+    assert "output exists, and is of another build" in stderr
 
 
 def test_a_bundle_that_misses_is_written_and_not_joined(

@@ -10,6 +10,7 @@ from fleets import ask, planned, publish
 from small_bundles import bare_manifest
 
 from flytune.caches.bundle import Bundle
+from flytune.caches.merge_manifest import merged_from
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import plan as stage
 from flytune.tuner.fleet_merge import merge_fleet
@@ -86,6 +87,17 @@ def test_a_fleet_goes_on_whose_bundles_are_merged_already(tmp_path: Path) -> Non
     assert out is not None
     kept = [model.kept is not None for model in planned(tmp_path, LLAMA, QWEN2)]
     assert kept == [False, True]
+    # What has taken a place since was killed before it was merged.
+    first.plan.out.unlink()
+    publish(first)
+    models = planned(tmp_path, LLAMA, QWEN2)
+    bundles = [(m.name, m.kept) for m in models if m.kept is not None]
+    assert len(bundles) == 2
+    assert merge_fleet(bundles, tmp_path, "fleet", first.options, Progress()) == out
+    assert set(merged_from(Bundle.open(out))) == {b.digest for _, b in bundles}
+    # So is what somebody has removed.
+    first.plan.out.unlink()
+    assert [model.kept is not None for model in planned(tmp_path, LLAMA, QWEN2)] == kept
     # A fleet without the one that goes on has not made it.
     with pytest.raises(FlytuneError, match="was not merged of this fleet's bundles"):
         planned(tmp_path, QWEN2)
