@@ -62,6 +62,10 @@ class Candidate:
     """For FlyDSL: candidates of one key are one build, whatever their lists."""
 
 
+ListKey = tuple[str, str, str, tuple[str, ...]]
+"""As `CandidateList.key`."""
+
+
 @dataclass(frozen=True, slots=True)
 class CandidateList:
     """One list of candidates, as one lowering of the program offered it."""
@@ -82,7 +86,7 @@ class CandidateList:
     """Why there is no FlyDSL candidate, where the policy asks for it."""
 
     @property
-    def key(self) -> tuple[str, str, str, tuple[str, ...]]:
+    def key(self) -> ListKey:
         """What makes two lists the same decision."""
         hashes = tuple(sorted(c.choice_hash for c in self.candidates))
         return (self.op, self.inputs_key, self.precision, hashes)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from flytune.tuner.budget import Allowance
-from flytune.tuner.candidate import BuildResult, TuneTask
+from flytune.tuner.candidate import BuildResult, ListKey, TuneTask
 from flytune.tuner.overlap import Timed
 from flytune.tuner.unreached import library_of
 
@@ -25,9 +25,9 @@ class Timing(Protocol):
 class Ending:
     """Ends the tuning of some lists, but never before it would have to fail.
 
-    A list that offers no library's kernel is timed whatever that costs: no other could
-    stand for its winner. It is told of every list that has a winner: what was timed of
-    one may have decided nothing.
+    A list that offers no library's kernel, or whose library's kernel has failed, is
+    timed whatever that costs: no other could stand for its winner. It is told of every
+    list that has a winner: what was timed of one may have decided nothing.
     """
 
     def __init__(
@@ -51,14 +51,24 @@ class Ending:
             for task in tasks
             if library_of(task, refusals(task)) is None
         }
+        self._awaited: set[ListKey] | None = None
+        """What is being timed now; None between."""
 
     def is_over(self) -> bool:
         """Whether no list and no candidate may be begun any more."""
-        return not self._must and self._allowance.is_over()
+        return not self._needed() and self._allowance.is_over()
+
+    def goes_on(self, task: TuneTask) -> bool:
+        """Whether a whole list may be searched further."""
+        return task.offered.key in self._must or not self._allowance.is_over()
 
     def decided(self, task: TuneTask) -> None:
         """Note that a whole list has a winner, whatever of it is still to be timed."""
         self._must.discard(task.offered.key)
+
+    def failed(self, task: TuneTask) -> None:
+        """Note that of a whole list all has failed that was tried, the library too."""
+        self._must.add(task.offered.key)
 
     def timed(self, work: Timing, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         """Yield lists as they are timed, until the budget ends.
@@ -66,14 +76,25 @@ class Ending:
         Args:
             tasks: Lists, or parts of them, the hottest first.
         """
-        ordered = sorted(tasks, key=lambda task: not self._is_of_must(task))
+        self._awaited = set().union(*map(self._wholes, tasks))
+        try:
+            yield from self._timed(work, tasks)
+        finally:
+            self._awaited = None
+
+    def _timed(self, work: Timing, tasks: Sequence[TuneTask]) -> Iterator[Timed]:
+        ordered = sorted(tasks, key=lambda task: not self._wholes(task))
         size = len(ordered)
         if self._in_turn and self._allowance.budget is not None:
             size = _FIRST
         while ordered and not self.is_over():
             some, ordered = ordered[:size], ordered[size:]
             left_s = self._allowance.tuning_s()
-            yield from work.timed(some)
+            for timed in work.timed(some):
+                yield timed
+                # Whatever has become of it, this is all that is timed of it now.
+                assert self._awaited is not None
+                self._awaited -= self._wholes(timed.task)
             if ordered:
                 took_s = (left_s - self._allowance.tuning_s()) / len(some)
                 size = self._next_size(took_s)
@@ -81,12 +102,18 @@ class Ending:
                     return
                 work.rest()
 
-    def _is_of_must(self, task: TuneTask) -> bool:
-        """Whether a list, or what it is a part of, must be timed."""
+    def _needed(self) -> set[ListKey]:
+        """Return the keys of lists that must be timed, of those that are timed now."""
+        return self._must if self._awaited is None else self._must & self._awaited
+
+    def _wholes(self, task: TuneTask) -> set[ListKey]:
+        """Return which of the lists that must be timed one is, or is a part of."""
         *name, hashes = task.offered.key
-        return any(
-            name == whole and set(hashes) <= set(every) for *whole, every in self._must
-        )
+        return {
+            key
+            for key in self._must
+            if name == [*key[:-1]] and set(hashes) <= set(key[-1])
+        }
 
     def _next_size(self, list_s: float) -> int:
         """Return how many lists are next; 0 where none would end in time.
@@ -96,5 +123,5 @@ class Ending:
         """
         left_s = self._allowance.tuning_s()
         if list_s > left_s:
-            return len(self._must)
+            return len(self._needed())
         return max(1, int(left_s / 2 / list_s)) if list_s else _FIRST

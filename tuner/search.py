@@ -236,9 +236,10 @@ def _some(
         last={one.task.offered.key: one.winner for one in known},
         refusals=quarantine.refusals,
         first={one.task.offered.key: one.known_front for one in known},
-        stop=ending.is_over,
+        goes_on=ending.goes_on,
         heat=heat.of,
         decided=ending.decided,
+        failed=ending.failed,
     )
 
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from flytune.caches.records import TuningRecord
 from flytune.caches.words import counted
-from flytune.tuner.candidate import BuildResult, TuneTask
+from flytune.tuner.candidate import BuildResult, ListKey, TuneTask
 from flytune.tuner.decision import Decision, judged, none_survived
 from flytune.tuner.overlap import Timed
 from flytune.tuner.recall import Recall
@@ -15,12 +15,8 @@ from flytune.tuner.smart.limits import Limits
 from flytune.tuner.smart.list_search import SHARE, ListSearch
 from flytune.tuner.smart.neighbours import Neighbours
 
-ListKey = tuple[str, str, str, tuple[str, ...]]
-"""As `CandidateList.key`."""
 Time = Callable[[Sequence[TuneTask]], Iterable[Timed]]
 """Builds and times lists, in no order; some may be left out where a budget ends."""
-Stop = Callable[[], bool]
-"""Says whether no list may be begun any more."""
 
 
 class SmartSearch:
@@ -57,13 +53,14 @@ class SmartSearch:
         last: Mapping[ListKey, str],
         refusals: Callable[[TuneTask], Mapping[str, BuildResult]] = lambda _: {},
         first: Mapping[ListKey, Collection[str]] = MappingProxyType({}),
-        stop: Stop = lambda: False,
+        goes_on: Callable[[TuneTask], bool] = lambda _: True,
         heat: Callable[[TuneTask, float | None], float] = lambda _, __: 0.0,
         decided: Callable[[TuneTask], None] = lambda _: None,
+        failed: Callable[[TuneTask], None] = lambda _: None,
     ) -> Iterator[Decision]:
         """Yield a decision for every list, in no order.
 
-        Where `stop` ends the search a list that had a wave is decided by what that
+        Where `goes_on` ends the search a list that had a wave is decided by what that
         told, and its other candidates are marked; of the others there is none.
 
         Args:
@@ -72,10 +69,12 @@ class SmartSearch:
             last: By a list's key the winner of an older bundle, which a tie goes to.
             refusals: Returns what of a list may not be tried, and why.
             first: By a list's key what of it is tried first in any case.
-            stop: Says whether no list may be begun any more.
+            goes_on: Says whether a list may be searched further.
             heat: Of a list and what its best takes so far: the hottest come first.
             decided: Told of each list that has a winner, while it is searched on: from
-                then on `stop` cannot leave it without one.
+                then on `goes_on` cannot leave it without one.
+            failed: Told of each that has none though it had a wave: `goes_on` must not
+                leave it before it has one.
 
         Raises:
             FlytuneError: a list has no candidate that survives.
@@ -90,26 +89,29 @@ class SmartSearch:
         ]
         for search in searches:
             search.recalled(recall.tried(search.task))
-            if search.leaders():
-                decided(search.task)
+            if search.waves:
+                (decided if search.leaders() else failed)(search.task)
         under_way = searches
         while under_way:
-            waves = min(search.waves for search in under_way)
+            # Once a budget has ended those alone go on that have no winner.
+            going = [search for search in under_way if goes_on(search.task)]
+            waves = min(search.waves for search in going or under_way)
             due = [search for search in under_way if search.waves == waves]
             chosen = self._chosen(searches, due, waves)
             ended = [search for search in due if search not in chosen]
             yield from map(_decided, ended)
             under_way = [search for search in under_way if search not in ended]
-            if stop():
+            if not any(goes_on(search.task) for search in under_way):
                 break
-            if chosen:
-                say(_words(waves, chosen))
+            chosen = {s: names for s, names in chosen.items() if goes_on(s.task)}
+            if not chosen:
+                continue
+            say(_words(waves, chosen))
             hottest = sorted(chosen, key=lambda one: -heat(one.task, one.best_us))
             ordered = {search: chosen[search] for search in hottest}
             for search, records in _timed(ordered, time, last):
                 recall.keep_tried(search.task, waves, search.told(records))
-                if search.leaders():
-                    decided(search.task)
+                (decided if search.leaders() else failed)(search.task)
         cut = (search.decision(cut=True) for search in under_way)
         yield from (decision for decision in cut if decision is not None)
 

@@ -291,12 +291,12 @@ def test_a_budget_ends_between_waves_and_leaves_no_list_in_between(
 ) -> None:
     tasks, device = [long_list(), long_list(n=8192), long_list(n=2048)], Device()
     # The first wave of the first two, and then the budget is spent.
-    given = {"stop": lambda: len(device.asked) >= 2}
+    given = {"goes_on": lambda _: len(device.asked) < 2}
 
     def until(tasks: Sequence[TuneTask]) -> Iterator[Timed]:
         for one in device.time(tasks):
             yield one
-            if given["stop"]():
+            if not given["goes_on"](one.task):
                 return
 
     found = decisions(tasks, until, tmp_path, **given)
@@ -332,23 +332,62 @@ def test_a_list_without_a_library_is_searched_until_it_has_a_winner(
     ending = Ending(spent, [task], lambda _: {})
     work: Any = SimpleNamespace(timed=device.time)
     time = functools.partial(ending.timed, work)
-    given = {"stop": ending.is_over, "decided": ending.decided}
+    given = {"goes_on": ending.goes_on, "decided": ending.decided}
     (decision,) = decisions([task], time, tmp_path, **given)
     # Of the first wave none was left; the second is the last.
     assert len(device.asked) == 2
     assert decision.winner.choice_hash not in probe.asked[0]
     # What is on record of it is enough for another run that has no time.
     ending = Ending(spent, [task], lambda _: {})
-    given = {"stop": ending.is_over, "decided": ending.decided}
+    given = {"goes_on": ending.goes_on, "decided": ending.decided}
     (again,) = decisions([task], time, tmp_path, **given)
     assert len(device.asked) == 2
     assert again.winner == decision.winner
 
 
+def test_a_list_whose_library_failed_is_searched_until_it_has_a_winner(
+    tmp_path: Path,
+) -> None:
+    tasks = [long_list(), long_list(n=8192), long_list(n=2048)]
+    probe = Device()
+    (tmp_path / "probe").mkdir()
+    decisions(tasks[:1], probe.time, tmp_path / "probe")
+    failing = probe.asked[0]
+    assert "library" in failing
+    device = Device(failing=frozenset(failing))
+    # Once the first list had its first wave the budget is spent.
+    spent: Any = SimpleNamespace(
+        is_over=lambda: len(device.asked) >= 1, budget=None, tuning_s=lambda: 0
+    )
+    ending = Ending(spent, tasks, lambda _: {})
+
+    def timed(tasks: Sequence[TuneTask]) -> Iterator[Timed]:
+        for one in tasks:
+            if ending.is_over():
+                return
+            yield from device.time([one])
+
+    work: Any = SimpleNamespace(timed=timed)
+    (decision,) = decisions(
+        tasks,
+        functools.partial(ending.timed, work),
+        tmp_path,
+        goes_on=ending.goes_on,
+        decided=ending.decided,
+        failed=ending.failed,
+    )
+    # The others were not begun for its sake: what stands for them is the library's.
+    assert decision.task == tasks[0]
+    assert decision.was_timed
+    assert len(device.asked) == 2
+    assert decision.winner.choice_hash not in failing
+    assert {r.status for r in decision.records if r.backend == ATEN} == {Status.FAULT}
+
+
 def test_a_search_that_was_at_its_end_is_not_called_cut_short(tmp_path: Path) -> None:
     device = Device()
-    stop = {"stop": lambda: len(device.asked) >= len(WAVES)}
-    (decision,) = decisions([long_list()], device.time, tmp_path, **stop)
+    until = {"goes_on": lambda _: len(device.asked) < len(WAVES)}
+    (decision,) = decisions([long_list()], device.time, tmp_path, **until)
     assert not any(r.pruned_by == BUDGET for r in decision.records)
 
 
@@ -361,10 +400,10 @@ def test_the_hottest_list_is_the_first_of_each_wave(tmp_path: Path) -> None:
         return float(task.shape.n)
 
     (tmp_path / "plain").mkdir()
-    some = {"stop": lambda: len(device.asked) >= 4}
+    some = {"goes_on": lambda _: len(device.asked) < 4}
     decisions(tasks, device.time, tmp_path, heat=heat, **some)
     plain = Device()
-    once = {"stop": lambda: len(plain.asked) >= 2}
+    once = {"goes_on": lambda _: len(plain.asked) < 2}
     decisions(tasks, plain.time, tmp_path / "plain", **once)
     assert device.asked[:2] == plain.asked[1::-1]
     # Before anything is timed there is no time, and afterwards the best one.
