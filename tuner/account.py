@@ -93,12 +93,14 @@ class Account(Unaccounted):
         options: BuildOptions,
         allowance: Allowance,
         planned_s: float,
+        met: set[object] | None = None,
     ) -> None:
         """Estimate what a build will take, by what others on the device took.
 
         Args:
             allowance: What may be spent, from the start that its meter counts from.
             planned_s: What the plan has taken.
+            met: As `planned` takes it; None where the build is no fleet's.
         """
         super().__init__()
         self._plan, self._options, self.allowance = plan, options, allowance
@@ -109,7 +111,7 @@ class Account(Unaccounted):
         self._key = f"{plan.model.name} {plan.policy.name} {options.bake}"
         self._estimator = learned(rates, past.spent, self._key, load_now())
         slots = len(os.sched_getaffinity(0))
-        self._amounts = planned(plan, options, past, slots, self.heat({}, ()))
+        self._amounts = planned(plan, options, past, slots, self.heat({}, ()), met)
         if self._amounts.devices:
             allowance.meter.hold(self._amounts.devices)
         parts = self._estimator.parts(self._amounts)

@@ -26,7 +26,12 @@ _LONGEST = 1401
 
 
 def planned(
-    plan: Plan, options: BuildOptions, past: Past, slots: int, heat: Heat
+    plan: Plan,
+    options: BuildOptions,
+    past: Past,
+    slots: int,
+    heat: Heat,
+    met: set[object] | None = None,
 ) -> Amounts:
     """Return what a build has to do, before it has listed anything.
 
@@ -36,24 +41,33 @@ def planned(
     Args:
         slots: Compilations at once.
         heat: Says what a call is expected to take.
+        met: What other builds of a fleet are tuned for already, which is tuned once;
+            this one's is added.
     """
+    met = set() if met is None else met
     if past.listed and not options.fresh:
-        return _left(plan, options, past, slots)
+        return _left(plan, options, past, slots, met)
     shapes = {
         (*s.problem, s.a_dtype, s.b_dtype): s
         for s in plan.shapes
         if _has_choice(s, plan)
     }
     lengths = {shape: _length(shape.m, plan, options) for shape in shapes.values()}
-    tried = {shape: _tried(length, options) for shape, length in lengths.items()}
+    own = [shape for problem, shape in shapes.items() if problem not in met]
+    met.update(shapes)
+    tried = {shape: _tried(lengths[shape], options) for shape in own}
     number, lists = sum(tried.values()), len(tried)
     call_s = sum(some * heat.us(shape) for shape, some in tried.items()) / 1e6
     found = _amounts(plan, options, slots, lists, number - lists, number, call_s)
     return replace(found, offered=sum(lengths.values()))
 
 
-def _left(plan: Plan, options: BuildOptions, past: Past, slots: int) -> Amounts:
-    left = [some for name, some in past.listed.items() if name not in past.decided]
+def _left(
+    plan: Plan, options: BuildOptions, past: Past, slots: int, met: set[object]
+) -> Amounts:
+    known = past.decided | met
+    left = [some for name, some in past.listed.items() if name not in known]
+    met.update(past.listed)
     compiled = sum(_tried(compiled, options) for compiled, _, _ in left)
     timed = sum(_tried(length, options) for _, length, _ in left)
     call_s = sum(_tried(length, options) * us for _, length, us in left) / 1e6

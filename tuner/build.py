@@ -217,12 +217,18 @@ def _check_named(options: BuildOptions) -> None:
         check_address(options.ray)
 
 
-def open_account(prepared: Prepared, meter: Meter, planned_s: float) -> Account:
+def open_account(
+    prepared: Prepared,
+    meter: Meter,
+    planned_s: float,
+    met: set[object] | None = None,
+) -> Account:
     """Return a build's account, which knows what the build is expected to take.
 
     Args:
         meter: Counts from the start of the command.
         planned_s: What the plan has taken.
+        met: As `Account` takes it.
 
     Raises:
         FlytuneError: the budget is of what the build does not take.
@@ -230,7 +236,7 @@ def open_account(prepared: Prepared, meter: Meter, planned_s: float) -> Account:
     options, plan = prepared.options, prepared.plan
     given = (options.budget, options.gpu_hour_price)
     check_budget(*given, accelerator=plan.profile is not None)
-    account = Account(plan, options, Allowance(*given, meter), planned_s)
+    account = Account(plan, options, Allowance(*given, meter), planned_s, met)
     account.allowance.reserve_s = account.first.after_tuning_s
     return account
 

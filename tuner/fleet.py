@@ -26,6 +26,7 @@ from flytune.tuner.journal import JOURNAL, Journal
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import Built
 from flytune.tuner.shared_lists import SharedLists, Sharing
+from flytune.tuner.spent_words import budget_text
 from flytune.tuner.summary import verdict_lines
 from flytune.tuner.work import StartFarm, farm_for
 from flytune.tuner.workers import Farm
@@ -78,7 +79,9 @@ def build_fleet(
     purse = FleetPurse(meter or Meter())
     for outcome in left:
         model = outcome.model
-        outcome.account = purse.open(model.prepared, model.progress.elapsed_s)
+        outcome.account = purse.open(
+            *(model.prepared, model.progress.elapsed_s, model.key)
+        )
     purse.say(progress)
     with contextlib.ExitStack() as journals:
         with _Farms() as farms:
@@ -101,6 +104,14 @@ def summary_table(outcomes: Iterable[Outcome]) -> str:
     titles = ("model", "result", "lists", "timed", "shared", "seconds", "bundle")
     rows = [titles, *(outcome.row() for outcome in outcomes)]
     return table(rows, numbers=("lists", "timed", "shared", "seconds"))
+
+
+def budget_lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """Yield what the budget left no time for, a line each model."""
+    for outcome in outcomes:
+        bundle = outcome.bundle
+        if bundle is not None and (text := budget_text(bundle.manifest)):
+            yield f"budget  {outcome.model.name}: {text}"
 
 
 def _shared(models: Iterable[FleetModel]) -> Mapping[str, SharedLists]:

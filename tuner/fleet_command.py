@@ -197,6 +197,7 @@ def _build_all(asked: Sequence["Asked"], folder: Path, name: str | None) -> bool
     from flytune.tuner.budget import Meter
     from flytune.tuner.fleet import (
         all_good,
+        budget_lines,
         build_fleet,
         bundles_of,
         made_folder,
@@ -217,7 +218,8 @@ def _build_all(asked: Sequence["Asked"], folder: Path, name: str | None) -> bool
         raise
     click.echo(plan_table(models), err=True)
     outcomes = build_fleet(models, progress, meter)
-    click.echo(summary_table(outcomes))
+    for line in (summary_table(outcomes), *budget_lines(outcomes)):
+        click.echo(line)
     options, bundles = models[0].options, bundles_of(outcomes)
     if name is not None and (
         merged := merge_fleet(bundles, folder, name, options, progress)

@@ -25,17 +25,22 @@ class FleetPurse:
         self._accounts: list[Account] = []
         self._waiting: list[Account] = []
         """Those that are not tuned yet."""
+        self._met: dict[str, set[object]] = {}
+        """What models are tuned for that share their lists, by what those have in
+        common."""
 
-    def open(self, prepared: Prepared, planned_s: float) -> Account:
-        """Return the account of one model.
+    def open(self, prepared: Prepared, planned_s: float, key: str) -> Account:
+        """Return the account of one model, the models in their order.
 
         Args:
             planned_s: What its plan has taken.
+            key: The `sharing_key` of its build.
 
         Raises:
             FlytuneError: as `open_account`.
         """
-        account = open_account(prepared, self._meter, planned_s)
+        met = self._met.setdefault(key, set())
+        account = open_account(prepared, self._meter, planned_s, met)
         self._accounts.append(account)
         self._waiting.append(account)
         return account
@@ -46,7 +51,7 @@ class FleetPurse:
             return
         whole = together(account.first for account in self._waiting)
         progress.say(estimate_line(whole))
-        if line := short_line(whole, self._waiting[0].allowance):
+        if line := short_line(whole, self._whole(whole.after_tuning_s)):
             progress.say(line)
 
     def close(self, progress: Progress) -> None:
@@ -60,11 +65,14 @@ class FleetPurse:
         """Give a model its part of what is left, before it is tuned."""
         if account is None or account not in self._waiting:
             return
-        allowance = account.allowance
-        kept_s = sum(one.refined.after_tuning_s for one in self._accounts)
-        whole = Allowance(allowance.budget, allowance.price, self._meter, kept_s)
+        whole = self._whole(sum(one.refined.after_tuning_s for one in self._accounts))
         expected = [one.first.parts.get("tune", 0.0) for one in self._waiting]
         own = account.first.parts.get("tune", 0.0)
         account.allowance = whole.part(own / sum(expected) if own else 1.0)
         account.expected = account.first.tuning(account.allowance.tuning_s())
         self._waiting.remove(account)
+
+    def _whole(self, kept_s: float) -> Allowance:
+        """Return what all models may still take, but for what is kept for bakes."""
+        one = self._accounts[0].allowance
+        return Allowance(one.budget, one.price, self._meter, kept_s)

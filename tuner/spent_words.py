@@ -42,20 +42,22 @@ def _price(cost: float | None) -> str:
 
 
 def short_line(estimate: Estimate, allowance: Allowance) -> str:
-    """Say that a budget will not do for all lists; nothing where it will."""
+    """Say that a budget will not do for all lists; nothing where it will.
+
+    Args:
+        allowance: Whose reserve is for what follows the tuning.
+    """
     budget, tune_s = allowance.budget, estimate.parts.get("tune", 0.0)
-    before = (
-        sum(s for n, s in estimate.parts.items() if n in ("plan", "enumerate"))
-        - allowance.meter.seconds
-    )
-    left_s = allowance.left_s() - estimate.after_tuning_s - max(0.0, before)
+    passed_s = allowance.meter.seconds
+    before_s = sum(estimate.parts.get(name, 0.0) for name in ("plan", "enumerate"))
+    rest_s = max(0.0, before_s - passed_s) + allowance.reserve_s
+    left_s = allowance.left_s() - rest_s
     if budget is None or left_s >= tune_s:
         return ""
     if left_s <= 0:
-        rest_s = estimate.seconds - tune_s
         return (
-            f"budget: {budget.text} is less than a build takes that tunes nothing, "
-            f"about {seconds_text(rest_s)}: no list is timed that has a library's "
+            f"budget: {budget.text} is less than it takes to tune nothing, about "
+            f"{seconds_text(passed_s + rest_s)}: no list is timed that has a library's "
             "kernel"
         )
     return (
@@ -80,9 +82,14 @@ def spent_lines(manifest: Manifest) -> Iterator[str]:
     took = row.get("took_s")
     if isinstance(took, int | float) and took > 0:
         yield f"took    {took_text(row)}"
-    budget = stated(manifest.provenance.get("budget"), dict)
-    if budget and (line := unreached_line(budget)):
-        yield f"budget  {line.removeprefix('budget: ')}"
+    if text := budget_text(manifest):
+        yield f"budget  {text}"
+
+
+def budget_text(manifest: Manifest) -> str:
+    """Say what a build had no time for; nothing where it had."""
+    row = stated(manifest.provenance.get("budget"), dict)
+    return unreached_line(row).removeprefix("budget: ") if row else ""
 
 
 def took_text(row: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ def unreached_text(row: Mapping[str, Any]) -> str:
     share = row.get("share")
     known = isinstance(share, int | float)
     of_pass = f": {percent_text(share)} of the GEMMs' estimated time" if known else ""
-    return f"{row.get('asked')} is spent: {'; '.join(words)}{of_pass}"
+    return f"{row.get('asked')} is too little: {'; '.join(words)}{of_pass}"
 
 
 def _number(value: object) -> int:

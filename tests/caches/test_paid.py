@@ -80,7 +80,9 @@ def test_the_report_says_what_was_expected_and_not_reached(tmp_path: Path) -> No
     chart = cost(read(tmp_path, ROWS, provenance=provenance))
     assert chart is not None
     assert "1 min 00 s were expected: 0.75 of what it took" in chart.lead
-    assert "Its budget of 30m is spent: 12 of 40 lists were not reached" in chart.lead
+    assert (
+        "Its budget of 30m is too little: 12 of 40 lists were not reached" in chart.lead
+    )
     assert "the search of 1 list was cut short: 8.0 %" in chart.lead
 
 

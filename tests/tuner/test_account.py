@@ -158,7 +158,7 @@ def test_the_hottest_come_first_and_the_rest_goes_on(
     assert 0 < row["budget"]["share"] < 0.5
     said = capsys.readouterr().err
     assert "estimate: now about " in said
-    assert "budget: 35s is spent: 3 of 6 lists were not reached" in said
+    assert "budget: 35s is too little: 3 of 6 lists were not reached" in said
     assert "the same command goes on from here" in said
 
     # A bigger budget times what is left, and nothing that is known.
@@ -166,7 +166,7 @@ def test_the_hottest_come_first_and_the_rest_goes_on(
     assert asked == [3, 2, 1]
     assert not any(map(is_cut, decisions))
     assert (row["budget"]["unreached"], row["budget"]["share"]) == (0, 0)
-    assert "is spent" not in capsys.readouterr().err
+    assert "is too little" not in capsys.readouterr().err
     assert built(tmp_path, target, None, monkeypatch)[1] == []
 
 

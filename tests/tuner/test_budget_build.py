@@ -16,8 +16,8 @@ def test_a_bundle_in_any_case_and_the_rest_with_the_same_command(
     out, home = tmp_path / "b.tar.zst", tmp_path / "home"
     fixed = arguments_of(LLAMA, "1,8", "unfrozen", tmp_path / "work")
     cut = run_build((*fixed, "--budget", "1s"), out, home)
-    assert "budget: 1s is less than a build takes that tunes nothing" in cut.log
-    assert "budget  1s is spent: 2 of 2 lists were not reached" in cut.stdout
+    assert "budget: 1s is less than it takes to tune nothing" in cut.log
+    assert "budget  1s is too little: 2 of 2 lists were not reached" in cut.stdout
     assert verified(out)["ok"]
     bundle = Bundle.open(out)
     assert len(bundle.manifest.coverage["over_budget"]) == 2

@@ -19,6 +19,7 @@ from flytune.caches.target import Target
 from flytune.shapes.errors import FlytuneError
 from flytune.tuner import fleet, plan
 from flytune.tuner.build import Prepared, Tuned
+from flytune.tuner.build_identity import build_identity
 from flytune.tuner.cli import main
 from flytune.tuner.fleet_merge import merge_fleet
 from flytune.tuner.fleet_plan import FleetModel
@@ -26,6 +27,7 @@ from flytune.tuner.plan import GIB
 from flytune.tuner.progress import Progress
 from flytune.tuner.publish import Built
 
+SHORT = {"asked": "1m", "lists": 3, "unreached": 2, "cut": 0, "share": 0.5}
 TITLES = ("model", "result", "lists", "timed", "shared")
 
 
@@ -64,6 +66,9 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             built = publish(model, verify={"ok": False})
             verdict = replace(built.verdict, failures=("it compiled",))  # type: ignore[type-var]
             return replace(built, verdict=verdict)
+        if failing.get(model.name) == "short":
+            build = build_identity(model.plan, model.options)
+            return publish(model, provenance={"build": build, "budget": SHORT})
         return publish(model)
 
     for name, fake in (("build_fleet", noted), ("tune", tuned), ("finish", finished)):
@@ -86,7 +91,7 @@ def rows_of(stdout: str) -> list[list[str]]:
     """The rows of the summary: name, result, lists, timed and shared."""
     lines = [line.split() for line in stdout.splitlines()]
     assert lines[0] == [*TITLES, "seconds", "bundle"]
-    return [line[:5] for line in lines[1:] if line[0] != "of"]
+    return [line[:5] for line in lines[1:] if line[0] not in ("of", "budget")]
 
 
 @pytest.mark.parametrize("stage", ["tune", "bake"])
@@ -155,6 +160,19 @@ def test_a_fleet_that_is_stopped_goes_on(tmp_path: Path, faked: dict[str, str]) 
     code, stdout, _ = run(tmp_path)
     assert code == 0
     assert [row[1] for row in rows_of(stdout)] == ["kept", "built"]
+
+
+def test_what_a_budget_left_no_time_for_is_said_at_the_end(
+    tmp_path: Path, faked: dict[str, str]
+) -> None:
+    faked["tiny-llama"] = "short"
+    code, stdout, _ = run(tmp_path)
+    assert code == 0
+    assert [line for line in stdout.splitlines() if line.startswith("budget")] == [
+        "budget  tiny-llama: 1m is too little: 2 of 3 lists were not reached and left "
+        "to the library: 50 % of the GEMMs' estimated time; the same command goes on "
+        "from here"
+    ]
 
 
 def test_what_does_not_go_together_is_said(

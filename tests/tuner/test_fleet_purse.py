@@ -29,7 +29,7 @@ def test_all_models_have_one_budget(
     meter = Meter(lambda: now)
     models = planned(tmp_path, LLAMA, QWEN2, budget=parse_budget("10m"))
     purse = FleetPurse(meter)
-    first, second = (purse.open(model.prepared, 1.0) for model in models)
+    first, second = (purse.open(model.prepared, 1.0, model.name) for model in models)
     purse.say(Progress())
     kept_s = first.first.after_tuning_s + second.first.after_tuning_s
     said = capsys.readouterr().err
@@ -47,10 +47,23 @@ def test_all_models_have_one_budget(
     assert "took 1 min 40 s; estimated " in capsys.readouterr().err
 
 
+def test_what_models_share_is_expected_once(tmp_path: Path) -> None:
+    models = planned(tmp_path, LLAMA, QWEN2, budget=parse_budget("10m"))
+    assert models[0].key == models[1].key
+    purse = FleetPurse(Meter(lambda: 0.0))
+    first, second = (purse.open(model.prepared, 1.0, model.key) for model in models)
+    # Their attention is the same, and no other GEMM has a choice.
+    assert first.first.parts["tune"] > 0
+    assert second.first.parts["tune"] == 0
+    kept_s = first.first.after_tuning_s + second.first.after_tuning_s
+    purse.begin(first)
+    assert first.allowance.tuning_s() == pytest.approx(600 - kept_s)
+
+
 def test_a_bake_that_turned_out_slower_is_kept_for(tmp_path: Path) -> None:
     models = planned(tmp_path, LLAMA, QWEN2, budget=parse_budget("30m"))
     purse = FleetPurse(Meter(lambda: 0.0))
-    first, second = (purse.open(model.prepared, 1.0) for model in models)
+    first, second = (purse.open(model.prepared, 1.0, model.key) for model in models)
     purse.begin(first)
     before_s = first.allowance.reserve_s
     # Listing took far longer than was expected, and so will the bake.
@@ -71,10 +84,10 @@ def test_a_budget_that_is_short_says_so_before_the_start(
 ) -> None:
     purse = FleetPurse(Meter(lambda: 0.0))
     for model in planned(tmp_path, LLAMA, budget=parse_budget("60s")):
-        opened = purse.open(model.prepared, 1.0)
+        opened = purse.open(model.prepared, 1.0, model.key)
     purse.say(Progress())
     said = capsys.readouterr().err
-    assert "budget: 60s is less than a build takes that tunes nothing, about " in said
+    assert "budget: 60s is less than it takes to tune nothing, about " in said
     first, expected = opened.first, opened.expected
     assert expected.parts["tune"] == 0
     assert expected.seconds == pytest.approx(first.seconds - first.parts["tune"])

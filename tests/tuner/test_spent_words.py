@@ -39,8 +39,8 @@ def test_an_estimate_is_told_by_stage_and_with_gpus_and_price() -> None:
         (None, ""),
         ("2h", ""),
         ("40m", "40m leaves about 14 min 00 s to tune, and all lists take 29 min 00 s"),
-        ("5m", "5m is less than a build takes that tunes nothing, about 26 min 00 s"),
-        ("$6", "$6 is less than a build takes that tunes nothing"),
+        ("5m", "5m is less than it takes to tune nothing, about 26 min 00 s"),
+        ("$6", "$6 is less than it takes to tune nothing"),
         ("$15", "$15 leaves about 24 min 00 s to tune"),
     ],
 )
@@ -48,14 +48,26 @@ def test_a_budget_that_is_short_is_told(budget: str | None, said: str) -> None:
     asked = None if budget is None else parse_budget(budget)
     meter = Meter(lambda: 0.0)
     meter.hold(4)
-    line = short_line(ON_GPUS, Allowance(asked, 4.5, meter))
+    allowance = Allowance(asked, 4.5, meter, ON_GPUS.after_tuning_s)
+    line = short_line(ON_GPUS, allowance)
     assert said in line
     assert bool(said) == bool(line)
 
 
+def test_what_others_of_a_fleet_need_is_not_left_to_tune() -> None:
+    meter = Meter(lambda: 0.0)
+    kept_s = ON_GPUS.after_tuning_s + 600
+    allowance = Allowance(parse_budget("40m"), None, meter, kept_s)
+    said = short_line(ON_GPUS, allowance)
+    assert "40m leaves about 4 min 00 s to tune, and all lists take" in said
+    allowance.reserve_s += 600
+    said = short_line(ON_GPUS, allowance)
+    assert "40m is less than it takes to tune nothing, about 46 min 00 s" in said
+
+
 def test_what_was_not_reached_is_told() -> None:
     line = unreached_line(ROW)
-    assert "30m is spent: 12 of 40 lists were not reached" in line
+    assert "30m is too little: 12 of 40 lists were not reached" in line
     assert "the search of 3 lists was cut short: 8.0 % of" in line
     assert unreached_line({**ROW, "unreached": 0, "cut": 0}) == ""
 
@@ -72,7 +84,7 @@ def test_the_end_holds_the_estimate_against_the_truth() -> None:
     manifest = bare_manifest(provenance={"estimate": row, "budget": ROW})
     took, budget = spent_lines(manifest)
     assert took == f"took    {said}"
-    assert budget.startswith("budget  30m is spent: 12 of 40 lists")
+    assert budget.startswith("budget  30m is too little: 12 of 40 lists")
     assert not list(spent_lines(bare_manifest()))
     empty = {"estimate": None, "budget": None}
     assert not list(spent_lines(bare_manifest(provenance=empty)))
