@@ -22,10 +22,11 @@ def may_grow() -> bool:
 
     if not ray.is_initialized():
         return False
+    # No interface for others: a version of Ray that has another tells nothing.
+    unknown = (ImportError, AttributeError, TypeError, ValueError)
     try:
         return any(kind not in ("", f"node_{node}") for node, kind in _node_types())
-    # No interface for others: a version of Ray that has another tells nothing.
-    except (ImportError, AttributeError, KeyError, TypeError, ValueError):
+    except (*unknown, ray.exceptions.RayError):
         return False
 
 

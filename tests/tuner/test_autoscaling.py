@@ -17,6 +17,7 @@ from fakes import library
 from ray._private.services import get_node_ip_address
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import Cluster
+from ray.exceptions import RpcError
 
 from flytune.caches.columns import Status
 from flytune.shapes.errors import FlytuneError
@@ -56,9 +57,12 @@ def test_an_autoscaler_has_types_of_nodes(
     assert may_grow() == grows
 
 
-def test_what_another_ray_tells_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [AttributeError("no such name"), RpcError("lost")])
+def test_what_another_ray_tells_is_nothing(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def other() -> Iterator[tuple[str, str]]:
-        raise AttributeError("no such interface")
+        raise fault
         yield "", ""
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
