@@ -130,7 +130,9 @@ def _wanted(wish: Wish) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.cancel(waits)
+        # Whose client is gone would start a Ray of his own by asking.
+        if ray.is_initialized():
+            ray.cancel(waits)
 
 
 def _nothing() -> None:

@@ -82,7 +82,14 @@ def config(address: str) -> dict[str, Any]:
         "max_workers": 1,
         "idle_timeout_minutes": 5,
         "upscaling_speed": 1.0,
-        "provider": {"type": "fake_multinode", "gcs_address": address},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": address,
+            # All have the address of this host, and nobody logs into them.
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
         "docker": {},
         "auth": {"ssh_user": "nobody"},
         "head_node_type": HEAD,

@@ -249,6 +249,7 @@ def test_a_build_waits_for_a_node_that_may_come(
     cluster = GrowsForWhatWaits()
     monkeypatch.setattr(ray, "remote", cluster.remote)
     monkeypatch.setattr(ray, "cancel", cluster.cancel)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     wish = Wish(device="cuda")
     build = RemoteBuild(Request("a", ()), wish, lambda _: tmp_path, prefix="h200: ")
     _begin(cluster, [build], Meter())
