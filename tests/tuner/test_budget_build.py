@@ -9,6 +9,8 @@ from flytune.caches.bundle import Bundle
 from flytune.caches.held import records_of
 
 
+# Two builds and their verifications: on a busy host ten minutes are not enough.
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 def test_a_bundle_in_any_case_and_the_rest_with_the_same_command(
     tmp_path: Path,
